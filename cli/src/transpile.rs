@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use pserver_client::console;
+use pserver_core::accumulator::LateGradients;
 use pserver_core::config::{Merge, Mode};
 use pserver_node::settings;
 use pserver_program::transpile::{
@@ -124,6 +125,10 @@ struct Updates {
     /// Trainers without whose gradients an update is made: the slowest ones of each round, whose gradients are dropped.
     #[arg(long, value_name = "TRAINERS", default_value_t = 0)]
     backup_trainers: u32,
+    /// What becomes of the gradients of backup trainers: none, or they count in the next round, which the executor of a
+    /// server computes.
+    #[arg(long, value_enum, default_value_t = Late::Drop)]
+    late_gradients: Late,
     /// How the gradients of one update become one.
     #[arg(long, value_enum, default_value_t = Merging::Mean)]
     merge: Merging,
@@ -162,6 +167,25 @@ struct Rates {
     /// Bytes per second of memory that is read and written.
     #[arg(long, default_value_t = ProcessRates::default().memory_bytes_per_second, value_name = "RATE")]
     memory_bytes_per_second: f64,
+}
+
+/// The fate of a gradient whose round was completed without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Late {
+    /// It counts in no round.
+    #[default]
+    Drop,
+    /// It counts in the next one.
+    Next,
+}
+
+impl From<Late> for LateGradients {
+    fn from(late: Late) -> Self {
+        match late {
+            Late::Drop => Self::Drop,
+            Late::Next => Self::NextRound,
+        }
+    }
 }
 
 /// How a program is divided.
@@ -245,8 +269,8 @@ impl Args {
             Merging::Sum => Merge::Sum,
         };
         let cluster = Cluster { trainers: self.trainers, servers: self.servers };
-        let backup_trainers = self.updates.backup_trainers;
-        Ok(ParameterServer { placement, mode, merge, backup_trainers }.transpile(&graph, cluster, costs)?)
+        let (backup_trainers, late) = (self.updates.backup_trainers, self.updates.late_gradients.into());
+        Ok(ParameterServer { placement, mode, merge, backup_trainers, late }.transpile(&graph, cluster, costs)?)
     }
 }
 

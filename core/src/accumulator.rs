@@ -5,6 +5,16 @@ use smallvec::SmallVec;
 
 use crate::config::{Merge, Mode};
 
+/// The fate of a gradient that comes when its round was completed without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LateGradients {
+    /// It counts in no round.
+    #[default]
+    Drop,
+    /// It counts in the round that is open then.
+    NextRound,
+}
+
 /// Attributes of an accumulator, which depend on the mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccumulatorSettings {
@@ -14,17 +24,20 @@ pub struct AccumulatorSettings {
     pub merge: Merge,
     /// The number of pieces that a sender may be ahead of the slowest one; none is no bound.
     pub staleness: Option<u32>,
+    /// What becomes of pieces that a merged gradient did not wait for.
+    pub late: LateGradients,
 }
 
 impl AccumulatorSettings {
     /// The attributes in a mode. A gradient that is an update alone is its own mean and sum, and is added.
     #[must_use]
     pub fn of(mode: Mode, merge: Merge, trainers: u32) -> Self {
-        match mode {
-            Mode::Sync => Self { count: trainers, merge, staleness: Some(0) },
-            Mode::Async | Mode::Delta => Self { count: 1, merge: Merge::Sum, staleness: None },
-            Mode::Staleness { bound } => Self { count: 1, merge: Merge::Sum, staleness: Some(bound) },
-        }
+        let (count, merge, staleness) = match mode {
+            Mode::Sync => (trainers, merge, Some(0)),
+            Mode::Async | Mode::Delta => (1, Merge::Sum, None),
+            Mode::Staleness { bound } => (1, Merge::Sum, Some(bound)),
+        };
+        Self { count, merge, staleness, late: LateGradients::Drop }
     }
 
     /// The same without the slowest trainers of each round.

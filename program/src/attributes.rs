@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pserver_core::accumulator::LateGradients;
 use pserver_core::config::Merge;
 use pserver_core::dtype::ElementType;
 
@@ -177,10 +178,11 @@ pub(super) fn attributes(kind: &OpKind) -> Vec<(&'static str, Attribute)> {
             [list, unless(*first == 0, "first", Whole(*first))].concat()
         }
         OpKind::Dequeue { min_count } => vec![("min_count", Whole((*min_count).into()))],
-        OpKind::GradientAccumulator { count, merge, staleness } => {
+        OpKind::GradientAccumulator { count, merge, staleness, late } => {
             let mut list = vec![("count", Whole((*count).into()))];
             list.extend(unless(*merge == Merge::Mean, "merge", Word("sum".to_owned())));
             list.extend(staleness.map(|bound| ("staleness", Whole(bound.into()))));
+            list.extend(unless(*late == LateGradients::Drop, "late", Word("next".to_owned())));
             list
         }
         OpKind::StringAccumulator { count } => vec![("count", Whole((*count).into()))],
@@ -380,6 +382,7 @@ fn moving(name: &str, reader: &mut AttributeReader) -> Result<OpKind, AttributeE
             count: reader.small("count")?,
             merge: if reader.has("merge") { reader.word("merge", "mean or sum", merge)? } else { Merge::Mean },
             staleness: if reader.has("staleness") { Some(reader.small("staleness")?) } else { None },
+            late: if reader.has("late") { reader.word("late", "drop or next", late)? } else { LateGradients::Drop },
         },
         "string_accumulator" => OpKind::StringAccumulator { count: reader.small("count")? },
         "loop_forever" => OpKind::LoopForever { block: reader.small("block")? },
@@ -405,6 +408,14 @@ fn peer(word: &str) -> Option<ProgramPeer> {
     match side {
         "trainer" => Some(ProgramPeer::Trainer(number)),
         "server" => Some(ProgramPeer::Server(number)),
+        _ => None,
+    }
+}
+
+fn late(word: &str) -> Option<LateGradients> {
+    match word {
+        "drop" => Some(LateGradients::Drop),
+        "next" => Some(LateGradients::NextRound),
         _ => None,
     }
 }

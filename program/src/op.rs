@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use pserver_core::accumulator::LateGradients;
 use pserver_core::config::Merge;
 use pserver_core::dtype::ElementType;
 use pserver_core::rows::Initializer;
@@ -430,6 +431,8 @@ pub enum OpKind {
         /// The most pieces by which a sender may be ahead of the slowest one: 0 is one piece of every sender in each
         /// merged gradient, which is synchronous training; none accepts every piece.
         staleness: Option<u32>,
+        /// On servers, the fate of a piece whose round was completed by the pieces of others.
+        late: LateGradients,
     },
     /// `(string: strings) -> strings`: takes strings, and on the `count`th gives the list of them: addresses in the
     /// order of their processes, then other strings in the order of their text.

@@ -19,7 +19,7 @@
 #[cfg(test)]
 mod tests;
 
-use pserver_core::accumulator::{AccumulatorPace, AccumulatorSettings};
+use pserver_core::accumulator::{AccumulatorPace, AccumulatorSettings, LateGradients};
 use pserver_core::config::{Merge, Mode, ParameterConfig, row_layout};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
@@ -57,7 +57,7 @@ fn compile_program(program: Program) -> Result<Flow, Failure> {
     let compiled = match kinds.as_slice() {
         [
             OpKind::Recv { .. },
-            OpKind::GradientAccumulator { count, merge, staleness },
+            OpKind::GradientAccumulator { count, merge, staleness, late: LateGradients::Drop },
             OpKind::StringAccumulator { .. },
             ops @ ..,
             OpKind::Send { .. },

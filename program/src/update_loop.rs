@@ -41,7 +41,7 @@ impl GradientNames {
         element_type: ElementType,
         widened: Option<ElementType>,
     ) -> Vec<Op> {
-        let AccumulatorSettings { count, merge, staleness } = accumulators;
+        let AccumulatorSettings { count, merge, staleness, late } = accumulators;
         // A sum of integers is exact, and is not divided.
         let merge = if element_type.is_float() { merge } else { Merge::Sum };
         let mut ops =
@@ -51,7 +51,7 @@ impl GradientNames {
             ops.push(communication(OpKind::Cast { to }, &[gradient], &[&self.wide]));
             gradient = &self.wide;
         }
-        let accumulator = OpKind::GradientAccumulator { count, merge, staleness };
+        let accumulator = OpKind::GradientAccumulator { count, merge, staleness, late };
         ops.push(communication(accumulator, &[gradient, &self.sender], &[&self.merged]));
         ops.push(communication(OpKind::StringAccumulator { count }, &[&self.sender], &[&self.senders]));
         ops

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pserver_core::accumulator::LateGradients;
 use pserver_core::config::{OptimizerSettings, SparseSettings};
 use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
@@ -204,7 +205,10 @@ fn received(
                 let sharing = sharing.ok_or("found no accumulator between recv and update; expected one")?;
                 return Ok((channel.clone(), graph.variable(wanted).facts.clone(), sharing));
             }
-            OpKind::GradientAccumulator { count, merge, staleness } if sharing.is_none() => {
+            OpKind::GradientAccumulator { late: LateGradients::NextRound, .. } => {
+                return Err("found late gradients that count in the next round; a flow drops them".to_owned());
+            }
+            OpKind::GradientAccumulator { count, merge, staleness, .. } if sharing.is_none() => {
                 let facts = &graph.variable(wanted).facts;
                 sharing = Some(ProgramSharing::of(facts, (count, merge, staleness), trainers)?);
             }

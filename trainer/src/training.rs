@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use pserver_core::accumulator::LateGradients;
 use pserver_core::config::Mode;
 use pserver_core::error::Failure;
 use pserver_core::prng::{Prng, mix};
@@ -208,6 +209,8 @@ pub struct TrainingOptions {
     pub server_bytes_max: u64,
     /// Trainers that a round does not wait for.
     pub backup_trainers: u32,
+    /// What becomes of their gradients.
+    pub late: LateGradients,
 }
 
 impl<'c> Training<'c> {
@@ -233,11 +236,11 @@ impl<'c> Training<'c> {
     ) -> Result<Self, Failure> {
         let client = client.into();
         let (trainers, servers) = (client.trainers()?, client.servers()?);
-        let TrainingOptions { batch, placement, server_bytes_max, backup_trainers, .. } = options;
+        let TrainingOptions { batch, placement, server_bytes_max, backup_trainers, late, .. } = options;
         let batch = (batch as u64 / u64::from(trainers.max(1))).max(1);
         let costs = CostModel { batch, server_bytes_max, ..CostModel::default() };
         let mode = options.mode.map_or_else(|| client.mode(), Ok)?;
-        let transpiler = ParameterServer { placement, mode, backup_trainers, ..ParameterServer::default() };
+        let transpiler = ParameterServer { placement, mode, backup_trainers, late, ..ParameterServer::default() };
         let parts = transpiler.transpile(graph, Cluster { trainers, servers }, &costs)?;
         initialise(&client, &parts)?;
         // In other modes a gradient counts by itself, and the job has no steps.

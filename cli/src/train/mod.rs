@@ -19,7 +19,7 @@ use pserver_core::config::Mode;
 use pserver_trainer::TrainingOptions;
 
 use crate::local_servers::CHILDREN_MAX;
-use crate::transpile::Balance;
+use crate::transpile::{Balance, Late};
 
 /// Arguments of `pserver train`.
 #[derive(clap::Args, Clone, Debug)]
@@ -78,6 +78,10 @@ struct SharingArgs {
     /// Trainers that a round of mode sync does not wait for: the slowest ones, whose gradients are dropped.
     #[arg(long, value_name = "TRAINERS", default_value_t = 0)]
     backup_trainers: u32,
+    /// What becomes of the gradients of backup trainers: none, or they count in the next round, which the executor of a
+    /// server computes.
+    #[arg(long, value_enum, default_value_t = Late::Drop)]
+    late_gradients: Late,
     #[command(flatten)]
     balance: Balance,
 }
@@ -85,11 +89,12 @@ struct SharingArgs {
 impl SharingArgs {
     /// The options of a trainer that is started with the same ones, each with its value.
     fn words(self) -> Vec<(&'static str, String)> {
-        let Self { mode, staleness, backup_trainers, balance } = self;
+        let Self { mode, staleness, backup_trainers, late_gradients, balance } = self;
         let mode = mode.and_then(|mode| mode.to_possible_value()).map(|mode| ("mode", mode.get_name().to_owned()));
         let staleness = staleness.map(|steps| ("staleness", steps.to_string()));
         let backup = (0 < backup_trainers).then(|| ("backup-trainers", backup_trainers.to_string()));
-        mode.into_iter().chain(staleness).chain(backup).chain(balance.words()).collect()
+        let is_next = (late_gradients == Late::Next).then(|| ("late-gradients", "next".to_owned()));
+        mode.into_iter().chain(staleness).chain(backup).chain(is_next).chain(balance.words()).collect()
     }
 }
 
@@ -103,14 +108,15 @@ enum TrainingMode {
 
 impl Args {
     fn training_options(&self) -> TrainingOptions {
-        let SharingArgs { mode, staleness, backup_trainers, balance } = self.processes.sharing;
+        let SharingArgs { mode, staleness, backup_trainers, late_gradients, balance } = self.processes.sharing;
         let mode = mode.map(|mode| match mode {
             TrainingMode::Sync => Mode::Sync,
             TrainingMode::Async => Mode::Async,
             TrainingMode::Bounded => Mode::Staleness { bound: staleness.unwrap_or(1) },
         });
         let (placement, server_bytes_max) = (balance.placement(), balance.memory.unwrap_or(0));
-        TrainingOptions { batch: self.batch as usize, mode, placement, server_bytes_max, backup_trainers }
+        let (batch, late) = (self.batch as usize, late_gradients.into());
+        TrainingOptions { batch, mode, placement, server_bytes_max, backup_trainers, late }
     }
 
     /// Refuses options that contradict each other.
@@ -129,6 +135,10 @@ impl Args {
         ensure!(
             !is_columns || self.processes.sharing.backup_trainers == 0,
             "--backup-trainers: found --strategy columns, whose trainers step together; expected 0"
+        );
+        ensure!(
+            self.processes.sharing.late_gradients == Late::Drop || 0 < self.processes.sharing.backup_trainers,
+            "--late-gradients next: found no --backup-trainers, without which no gradient is late; expected 1 or more"
         );
         ensure!(
             !is_columns || has_rounds,

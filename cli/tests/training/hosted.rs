@@ -1,6 +1,7 @@
 //! Programs that servers host: what no flow carries out runs on the executor of a shard, and computes what it computes
 //! in one process, whatever is killed meanwhile.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -8,10 +9,12 @@ use crate::cluster::job::{Job, Local, client, client_with, folder, reader};
 use crate::cluster::process::Processes;
 use crate::cluster::seeded::SeededPrng;
 use pserver_client::DestinationSlice;
+use pserver_core::accumulator::LateGradients;
+use pserver_core::config::Merge;
 use pserver_core::wire::Address;
-use pserver_program::transpile::ProgramPart;
+use pserver_program::transpile::{Cluster, CostModel, ParameterServer, ProgramPart, Transpiler};
 use pserver_program::{Elements, Graph, Program, ProgramPeer, Tensor};
-use pserver_trainer::{Trainer, initialise};
+use pserver_trainer::{PartWay, Trainer, explain, initialise, trainable};
 
 const STEPS: u64 = 60;
 const WIDTH: usize = 5000;
@@ -186,5 +189,65 @@ fn a_hosted_program_survives_kills_of_servers_and_trainers() {
     let place = DestinationSlice::new("w", bytemuck::cast_slice_mut(&mut found));
     reader.pull(&mut [place]).expect("it is there");
     assert!(found == expected(STEPS), "the values are others");
+    servers.terminate();
+}
+
+/// A gradient is the trainer's own row: element `t` of the weight counts the gradients of trainer `t`.
+fn counting() -> Vec<ProgramPart> {
+    let text = "block 0 {
+        data x: float32[4]
+        parameter w: float32[4]
+        initialise w = fill(value=0.0)
+        forward product = mul(x, w)
+        forward loss = reduce_sum(product)
+    }";
+    let program = trainable(text.parse().expect("a program"), "loss", Some("const_lr { learning_rate: 1.0 }"));
+    let late = LateGradients::NextRound;
+    let transpiler = ParameterServer { merge: Merge::Sum, backup_trainers: 1, late, ..ParameterServer::default() };
+    let cluster = Cluster { trainers: 4, servers: 1 };
+    transpiler.transpile(&program.expect("it has gradients"), cluster, &CostModel::default()).expect("it divides")
+}
+
+#[test]
+fn late_gradients_count_in_the_next_round_each_once() {
+    let folder = folder();
+    let parts = counting();
+    let way = &explain(&parts, None).expect("servers run it")[0].way;
+    assert!(matches!(way, PartWay::Executor(why) if why.contains("late gradients")), "{way:?}");
+    let job = Job::new(1, 4).with("--merge", "sum").with_checkpoints(folder.path()).with("--journal", "on");
+    let mut servers = Processes::start(job);
+    let address = &servers.coordinator();
+    let (half, over) = (&Barrier::new(3), &Barrier::new(2));
+    std::thread::scope(|scope| {
+        for trainer in 0..4 {
+            let parts = &parts;
+            scope.spawn(move || {
+                let client = client(address, trainer);
+                initialise(&client, parts).expect("it is initialised");
+                let mut own = Trainer::new(&client, parts).expect("the part can run");
+                let mut row = vec![0.0; 4];
+                row[trainer as usize] = 1.0;
+                for step in 0..STEPS {
+                    // The last one stands still while the others make half of their steps.
+                    match (trainer, step) {
+                        (3, 1) => drop((half.wait(), over.wait())),
+                        (0, step) if step == STEPS / 2 => drop(half.wait()),
+                        _ => {}
+                    }
+                    own.feed("x", Tensor::new([4], Elements::Float32(row.clone()))).expect("it fits");
+                    own.step().expect("a step succeeds");
+                }
+                client.leave().expect("it leaves");
+            });
+        }
+        half.wait();
+        servers.kill(0);
+        servers.start_again(0);
+        over.wait();
+    });
+    let mut found = vec![0.0_f32; 4];
+    let place = DestinationSlice::new("w", bytemuck::cast_slice_mut(&mut found));
+    reader(address).pull(&mut [place]).expect("it is there");
+    assert_eq!(found, [-(STEPS as f32); 4], "each gradient counts once");
     servers.terminate();
 }

@@ -176,6 +176,7 @@ fn settings_beside_resume_do_what_the_page_says() {
                 "--mode",
                 "--staleness",
                 "--backup-trainers",
+                "--late-gradients",
                 "--balance",
                 "--memory",
                 "program",
@@ -228,7 +229,7 @@ fn must_go_on(said: &Said, scene: &TrainScene) {
 /// All on one checkpoint, which then goes on as if nothing had been asked.
 fn resume_refused(scene: &TrainScene) {
     scene.copied();
-    let table: [(Changes<'_>, Words<'_>); 16] = [
+    let table: [(Changes<'_>, Words<'_>); 17] = [
         (&[("--batch", "4")], &["--batch 4: ", "has steps of 8 rows", "expected --batch 8, or a new folder"]),
         (&[("--shuffle", "7")], &["found --shuffle 7: ", "has no --shuffle", "expected the same, or a new folder"]),
         (&[("--data", "long.csv")], &["--data: found 32 rows", "has 24", "expected as many, or a new folder"]),
@@ -245,6 +246,10 @@ fn resume_refused(scene: &TrainScene) {
         (
             &[("--backup-trainers", "1")],
             &["found the optimizer `", "backup_trainers: 1", "only a constant learning rate"],
+        ),
+        (
+            &[("--backup-trainers", "1"), ("--late-gradients", "next")],
+            &["found the program", "expected the program and the strategy"],
         ),
         (&[ADAM], &["found the optimizer `", "Adam", "0.0625", "only a constant learning rate may change"]),
         // The trainers that were refused have not left.
@@ -315,6 +320,7 @@ fn settings_beside_connect_do_what_the_page_says() {
                 "--mode",
                 "--staleness",
                 "--backup-trainers",
+                "--late-gradients",
                 "--balance",
                 "--memory",
                 "program",
@@ -382,7 +388,7 @@ fn another_division() {
 /// All beside one job, which then goes on as if nothing had been asked.
 fn connect_refused(scene: &TrainScene) {
     let running = Running::trained(scene);
-    let table: [(&str, Changes<'_>, Words<'_>); 10] = [
+    let table: [(&str, Changes<'_>, Words<'_>); 11] = [
         (
             "net.program",
             &[ADAM],
@@ -399,6 +405,7 @@ fn connect_refused(scene: &TrainScene) {
         ),
         ("net.program", &[("--staleness", "2")], &["--staleness: found another --mode than bounded"]),
         ("net.program", &[("--backup-trainers", "1")], &["found 1 backup trainers of 1", "expected fewer"]),
+        ("net.program", &[("--late-gradients", "next")], &["--late-gradients next: found no --backup-trainers"]),
         ("net.program", &[("--memory", "64")], &["server:0 would hold", "expected at most 64 for each"]),
         ("more.program", &[], &["found the parameter \"c\"", "in the job 2 others (w, b)", "expected the program"]),
     ];

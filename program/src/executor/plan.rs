@@ -405,7 +405,7 @@ fn acts(kind: &OpKind) -> &'static [UnitKind] {
 
 fn accumulator((place, node): (u32, &Node)) -> Option<Accumulator> {
     match node.kind {
-        OpKind::GradientAccumulator { count, merge, staleness } => {
+        OpKind::GradientAccumulator { count, merge, staleness, .. } => {
             Some(Accumulator { node: place, count, merge, pace: AccumulatorPace::of(staleness) })
         }
         _ => None,

@@ -8,6 +8,7 @@ use crate::{
     Block, Destination, Dim, Graph, Op, OpKind, OpRole, Program, ProgramPeer, Purpose, Variable, VariableFacts,
     WindowSteps,
 };
+use pserver_core::accumulator::LateGradients;
 use pserver_core::config::Merge;
 use pserver_core::dtype::ElementType;
 use pserver_core::limits::{PROGRAM_BLOCKS_MAX, PROGRAM_OPS_MAX, PROGRAM_VARIABLES_MAX};
@@ -99,7 +100,8 @@ fn made((place, real, other, text, (yes, also), (small, whole, first, lengths, t
         "dequeue" => OpKind::Dequeue { min_count: small },
         "gradient_accumulator" => {
             let merge = if yes { Merge::Mean } else { Merge::Sum };
-            OpKind::GradientAccumulator { count: small, merge, staleness: also.then_some(small) }
+            let late = if also { LateGradients::Drop } else { LateGradients::NextRound };
+            OpKind::GradientAccumulator { count: small, merge, staleness: also.then_some(small), late }
         }
         "string_accumulator" => OpKind::StringAccumulator { count: small },
         "loop_forever" => OpKind::LoopForever { block: small },

@@ -4,6 +4,8 @@ use crate::{
     Block, Destination, Dim, Graph, Op, OpKind, OpRole, Program, ProgramPeer, Purpose, Variable, VariableFacts,
     WindowSteps,
 };
+use pserver_core::accumulator::LateGradients;
+use pserver_core::config::Merge;
 use pserver_core::dtype::ElementType::{self, Float32, Int64};
 
 /// The refusal of rows by an op of dense tensors.
@@ -481,16 +483,15 @@ fn flow_says_what_does_not_fit() {
     check(dequeue(3), "queue", "y z a", "found min_count 3; expected 1 to 2, the queue's capacity");
     check(dequeue(2), "queue", "y", "found 1 outputs; expected 2");
     check(dequeue(1), "w", "y", "input 1 \"w\" is float32[4, 3]; expected a queue");
-    let gradients =
-        |count| OpKind::GradientAccumulator { count, merge: pserver_core::config::Merge::Mean, staleness: None };
+    let of = |count, merge| OpKind::GradientAccumulator { count, merge, staleness: None, late: LateGradients::Drop };
+    let gradients = |count| of(count, Merge::Mean);
     gives(gradients(2), "rows sender", "y", "rows(float32, 9, 4)");
     check(gradients(0), "w", "y", "found count 0; expected 1 to 1048576");
     let mean =
         "input 1 \"whole\" is int64[4, 3]; expected floats, which have a mean; integers are added, with merge=sum";
     check(gradients(2), "whole", "y", mean);
     gives(gradients(1), "whole", "y", "int64[4, 3]");
-    let sum = OpKind::GradientAccumulator { count: 2, merge: pserver_core::config::Merge::Sum, staleness: None };
-    gives(sum, "whole sender", "y", "int64[4, 3]");
+    gives(of(2, Merge::Sum), "whole sender", "y", "int64[4, 3]");
     check(
         gradients(2),
         "sender",

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::graph::Graph;
 use crate::op::{OpRole, ProgramPeer};
-use pserver_core::accumulator::AccumulatorSettings;
+use pserver_core::accumulator::{AccumulatorSettings, LateGradients};
 use pserver_core::config::{Merge, Mode};
 use pserver_core::error::Failure;
 use pserver_core::limits::{SERVERS_MAX, TRAINERS_MAX};
@@ -56,6 +56,8 @@ pub struct ParameterServer {
     pub merge: Merge,
     /// Trainers without whose gradients an update is made in mode sync: the slowest ones of each round.
     pub backup_trainers: u32,
+    /// What becomes of their gradients; with the next round the executor runs a server's part.
+    pub late: LateGradients,
 }
 
 impl Transpiler for ParameterServer {
@@ -135,7 +137,11 @@ impl ParameterServer {
                      in mode Sync"
                 )))
             }
-            mode => Ok(AccumulatorSettings::of(mode, self.merge, cluster.trainers).without(self.backup_trainers)),
+            mode => {
+                let late = if self.backup_trainers == 0 { LateGradients::Drop } else { self.late };
+                let all = AccumulatorSettings::of(mode, self.merge, cluster.trainers);
+                Ok(AccumulatorSettings { late, ..all.without(self.backup_trainers) })
+            }
         }
     }
 }

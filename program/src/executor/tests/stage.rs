@@ -8,6 +8,7 @@ use crate::{
     Block, Destination, Elements, Graph, Op, OpKind, OpRole, PlainArithmetic, Program, ProgramPeer, Purpose, Tensor,
     Variable, VariableFacts, VariableValue,
 };
+use pserver_core::accumulator::LateGradients;
 use pserver_core::config::Merge;
 use pserver_core::dtype::ElementType;
 use pserver_core::limits::PROGRAM_MEMORY_BYTES_MAX;
@@ -40,7 +41,8 @@ pub(super) fn dequeue(queue: &str, outputs: &[&str]) -> Op {
 }
 
 pub(super) fn accumulate(count: u32, merge: Merge, staleness: Option<u32>, inputs: &[&str], output: &str) -> Op {
-    op(OpKind::GradientAccumulator { count, merge, staleness }, inputs, &[output])
+    let late = LateGradients::Drop;
+    op(OpKind::GradientAccumulator { count, merge, staleness, late }, inputs, &[output])
 }
 
 pub(super) fn strings(count: u32, input: &str, output: &str) -> Op {
