@@ -24,7 +24,7 @@ pub struct AccumulatorSettings {
     pub merge: Merge,
     /// The number of pieces that a sender may be ahead of the slowest one; none is no bound.
     pub staleness: Option<u32>,
-    /// What becomes of pieces that a merged gradient did not wait for.
+    /// The fate of pieces that a merged gradient did not wait for.
     pub late: LateGradients,
 }
 

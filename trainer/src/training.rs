@@ -209,7 +209,7 @@ pub struct TrainingOptions {
     pub server_bytes_max: u64,
     /// Trainers that a round does not wait for.
     pub backup_trainers: u32,
-    /// What becomes of their gradients.
+    /// The fate of their gradients.
     pub late: LateGradients,
 }
 

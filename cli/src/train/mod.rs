@@ -78,7 +78,7 @@ struct SharingArgs {
     /// Trainers that a round of mode sync does not wait for: the slowest ones, whose gradients are dropped.
     #[arg(long, value_name = "TRAINERS", default_value_t = 0)]
     backup_trainers: u32,
-    /// What becomes of the gradients of backup trainers: none, or they count in the next round, which the executor of a
+    /// Gradients of backup trainers count in no round, or in the next one, which the executor of a
     /// server computes.
     #[arg(long, value_enum, default_value_t = Late::Drop)]
     late_gradients: Late,

@@ -56,7 +56,7 @@ pub struct ParameterServer {
     pub merge: Merge,
     /// Trainers without whose gradients an update is made in mode sync: the slowest ones of each round.
     pub backup_trainers: u32,
-    /// What becomes of their gradients; with the next round the executor runs a server's part.
+    /// The fate of their gradients; with the next round the executor runs a server's part.
     pub late: LateGradients,
 }
 
