@@ -147,7 +147,7 @@ fn run(cli: BenchCli) -> Result<bool> {
         BenchCommand::Ceiling(args) => ceiling::run(&args)?,
         BenchCommand::Peers(args) => peers::run(&args)?,
         BenchCommand::Compare(args) => compare::run(&args)?,
-        BenchCommand::Doctor(args) => doctor::run(&args),
+        BenchCommand::Doctor(args) => doctor::run(&args)?,
         BenchCommand::ChildServer(args) => return shipped::serve(&args).map(|()| true),
         BenchCommand::ChildTrainer { trainer, coordinator } => {
             let (job, barrier) = trainer.read()?;

@@ -2,18 +2,19 @@
 //!
 //! Not here: how it is divided ([`pserver_program::transpile`]); running the parts.
 
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use pserver_client::console;
 use pserver_core::accumulator::LateGradients;
 use pserver_core::config::{Merge, Mode};
 use pserver_node::settings;
 use pserver_program::transpile::{
-    Cluster, Columns, CostModel, Estimate, ParameterServer, Placement, ProcessRates, ProgramPart, Transpiler, dot,
-    estimate, html, svg,
+    Cluster, Columns, CostModel, Estimate, MachineRates, ParameterServer, Placement, ProcessRates, ProgramPart,
+    Transpiler, dot, estimate, html, svg,
 };
 use pserver_program::{Graph, OpRole, ProgramPeer};
 use pserver_trainer::{PartWay, ServedPart, explain, read_program, trainable};
@@ -64,13 +65,17 @@ struct Printed {
     /// Print an estimate of each process's cost of a step.
     #[arg(long, conflicts_with_all = ["dot", "svg"])]
     costs: bool,
-    /// Print how servers run each part: by a flow in code, or on the executor and why.
+    /// Print how servers run each part, by a flow in code, or on the executor and why; and which parameters are not
+    /// cut, and why.
     #[arg(long, conflicts_with_all = ["dot", "svg", "html", "costs"])]
     explain: bool,
+    /// Print the servers of the parameters, as --placement takes them.
+    #[arg(long, conflicts_with_all = ["dot", "svg", "html", "costs", "explain"])]
+    placed: bool,
 }
 
 /// How the program is divided.
-#[derive(clap::Args, Clone, Copy, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 struct DivisionArgs {
     /// How the program is divided.
     #[arg(long, value_enum, default_value_t = Strategy::ParameterServer)]
@@ -80,7 +85,7 @@ struct DivisionArgs {
 }
 
 /// The amount that servers have about equally, and a limit.
-#[derive(clap::Args, Clone, Copy, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Balance {
     /// Servers get about equal amounts of this, with the strategy parameter-server: the time of a step, and bytes as
     /// far as it gets little longer; or the bytes that they hold.
@@ -89,20 +94,33 @@ pub(crate) struct Balance {
     /// The bytes that a server may hold, such as 16GiB: parameters, states, and gradients of a round.
     #[arg(long, value_name = "BYTES", value_parser = settings::bytes)]
     pub(crate) memory: Option<u64>,
+    /// A file with the server of each parameter, as 'pserver transpile --placed' prints it.
+    #[arg(long, value_name = "FILE", conflicts_with = "balance")]
+    pub(crate) placement: Option<PathBuf>,
 }
 
 impl Balance {
     /// Its options, each with its value.
-    pub(crate) fn words(self) -> impl Iterator<Item = (&'static str, String)> {
-        let balance = self.balance.to_possible_value().map(|balance| ("balance", balance.get_name().to_owned()));
-        balance.into_iter().chain(self.memory.map(|bytes| ("memory", bytes.to_string())))
+    pub(crate) fn words(&self) -> impl Iterator<Item = (&'static str, OsString)> {
+        let placed = match (&self.placement, self.balance.to_possible_value()) {
+            (Some(file), _) => Some(("placement", file.as_os_str().to_owned())),
+            (None, balance) => balance.map(|balance| ("balance", balance.get_name().into())),
+        };
+        placed.into_iter().chain(self.memory.map(|bytes| ("memory", bytes.to_string().into())))
     }
 
-    pub(crate) fn placement(self) -> Placement {
-        match self.balance {
-            Balanced::Time => Placement::Balanced,
-            Balanced::Memory => Placement::EqualBytes,
-        }
+    /// # Errors
+    /// When the file of a given placement cannot be read, or is none.
+    pub(crate) fn placement(&self) -> Result<Placement> {
+        let Some(file) = &self.placement else {
+            return Ok(match self.balance {
+                Balanced::Time => Placement::Balanced,
+                Balanced::Memory => Placement::EqualBytes,
+            });
+        };
+        let named = || format!("--placement {}", file.display());
+        let text = std::fs::read_to_string(file).with_context(named)?;
+        Ok(Placement::Given(text.parse().with_context(named)?))
     }
 }
 
@@ -143,30 +161,50 @@ struct Rates {
     /// Pieces of a parameter are multiples of this number of bytes, as far as rows allow.
     #[arg(long, default_value_t = CostModel::default().chunk_bytes, value_name = "BYTES")]
     chunk_bytes: u32,
+    #[command(flatten)]
+    measured: MeasuredRates,
     /// Cores that all processes share, on one machine; 0 if each has a machine of its own.
-    #[arg(long, default_value_t = CostModel::default().shared_cores, value_name = "CORES")]
-    shared_cores: u32,
+    #[arg(long, value_name = "CORES")]
+    shared_cores: Option<u32>,
     /// Seconds by which a round trip takes longer for each process that exchanges messages beyond those cores.
-    #[arg(long, default_value_t = CostModel::default().crowding_seconds, value_name = "SECONDS")]
-    crowding_seconds: f64,
+    #[arg(long, value_name = "SECONDS")]
+    crowding_seconds: Option<f64>,
     /// Bytes per second of a link, both directions together.
-    #[arg(long, default_value_t = ProcessRates::default().link_bytes_per_second, value_name = "RATE")]
-    link_bytes_per_second: f64,
+    #[arg(long, value_name = "RATE")]
+    link_bytes_per_second: Option<f64>,
     /// Seconds of a message, beyond those of its bytes.
-    #[arg(long, default_value_t = ProcessRates::default().message_seconds, value_name = "SECONDS")]
-    message_seconds: f64,
+    #[arg(long, value_name = "SECONDS")]
+    message_seconds: Option<f64>,
     /// Seconds of an op, beyond those of its arithmetic.
-    #[arg(long, default_value_t = ProcessRates::default().op_seconds, value_name = "SECONDS")]
-    op_seconds: f64,
+    #[arg(long, value_name = "SECONDS")]
+    op_seconds: Option<f64>,
     /// Seconds of a selected row, beyond those of its bytes.
-    #[arg(long, default_value_t = ProcessRates::default().row_seconds, value_name = "SECONDS")]
-    row_seconds: f64,
+    #[arg(long, value_name = "SECONDS")]
+    row_seconds: Option<f64>,
     /// Floating-point operations per second.
-    #[arg(long, default_value_t = ProcessRates::default().flops_per_second, value_name = "RATE")]
-    flops_per_second: f64,
+    #[arg(long, value_name = "RATE")]
+    flops_per_second: Option<f64>,
     /// Bytes per second of memory that is read and written.
-    #[arg(long, default_value_t = ProcessRates::default().memory_bytes_per_second, value_name = "RATE")]
-    memory_bytes_per_second: f64,
+    #[arg(long, value_name = "RATE")]
+    memory_bytes_per_second: Option<f64>,
+}
+
+/// Rates in a file.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct MeasuredRates {
+    /// A file with the machines' rates, as 'psbench doctor --rates' measures them, by which a placement is estimated.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) rates: Option<PathBuf>,
+}
+
+impl MeasuredRates {
+    /// # Errors
+    /// When the file cannot be read, or has something else.
+    pub(crate) fn read(&self) -> Result<MachineRates> {
+        let Some(file) = &self.rates else { return Ok(MachineRates::default()) };
+        let named = || format!("--rates {}", file.display());
+        std::fs::read_to_string(file).with_context(named)?.parse().with_context(named)
+    }
 }
 
 /// The fate of a gradient whose round was completed without it.
@@ -223,25 +261,42 @@ pub fn run(args: &Args) -> Result<()> {
 fn output(args: &Args) -> Result<String> {
     let graph = read_program(&args.program)?;
     graph.check_initialised()?;
-    let costs = CostModel { server_bytes_max: args.division.balance.memory.unwrap_or(0), ..args.rates.model() };
+    let costs = CostModel { server_bytes_max: args.division.balance.memory.unwrap_or(0), ..args.rates.model()? };
     costs.validate()?;
-    let parts = args.divide(args.with_optimizer(graph)?, &costs)?;
+    let graph = args.with_optimizer(graph)?;
+    if args.print.placed {
+        let placed = args.transpiler()?.placement_of(&graph, args.cluster(), &costs)?;
+        return Ok(placed.to_string());
+    }
+    let whole = match args.print.explain && args.has_servers() && 1 < args.servers {
+        true => ParameterServer::whole_parameters(&graph)?,
+        false => Vec::new(),
+    };
+    let parts = args.divide(graph, &costs)?;
     Ok(match &args.print {
         Printed { dot: true, .. } => dot(&parts),
         Printed { svg: true, .. } => svg(&parts),
         Printed { html: Some(_), .. } => html(&parts),
         Printed { costs: true, .. } => table(&estimate(&parts, &costs)),
-        Printed { explain: true, .. } => ways(&explain(&parts, Some(costs.batch))?),
+        Printed { explain: true, .. } => ways(&explain(&parts, Some(costs.batch))?, &whole),
         _ => texts(&parts),
     })
 }
 
 impl Args {
+    fn cluster(&self) -> Cluster {
+        Cluster { trainers: self.trainers, servers: self.servers }
+    }
+
+    /// Whether servers have parameters.
+    fn has_servers(&self) -> bool {
+        matches!(self.division.strategy, Strategy::ParameterServer | Strategy::RoundRobin)
+    }
+
     /// The program with gradients and optimizer, which servers cannot do without.
     fn with_optimizer(&self, graph: Graph) -> Result<Graph> {
-        let has_servers = matches!(self.division.strategy, Strategy::ParameterServer | Strategy::RoundRobin);
         let mut ops = graph.program().blocks.iter().flat_map(|block| &block.ops);
-        if self.optimizer.is_none() && (!has_servers || ops.any(|op| op.role == OpRole::Optimize)) {
+        if self.optimizer.is_none() && (!self.has_servers() || ops.any(|op| op.role == OpRole::Optimize)) {
             return Ok(graph);
         }
         let optimizer = self.optimizer.as_deref().map(optimizer_text).transpose()?;
@@ -250,14 +305,22 @@ impl Args {
     }
 
     fn divide(&self, graph: Graph, costs: &CostModel) -> Result<Vec<ProgramPart>> {
-        let placement = match self.division.strategy {
-            Strategy::Whole => return Ok(vec![ProgramPart { peers: Vec::new(), graph }]),
-            Strategy::Columns => {
-                let cluster = Cluster { trainers: self.trainers, servers: self.servers };
-                return Ok(Columns.transpile(&graph, cluster, costs)?);
+        Ok(match self.division.strategy {
+            Strategy::Whole => vec![ProgramPart { peers: Vec::new(), graph }],
+            Strategy::Columns => Columns.transpile(&graph, self.cluster(), costs)?,
+            Strategy::ParameterServer | Strategy::RoundRobin => {
+                self.transpiler()?.transpile(&graph, self.cluster(), costs)?
             }
-            Strategy::ParameterServer => self.division.balance.placement(),
+        })
+    }
+
+    fn transpiler(&self) -> Result<ParameterServer> {
+        let placement = match self.division.strategy {
+            Strategy::ParameterServer => self.division.balance.placement()?,
             Strategy::RoundRobin => Placement::RoundRobin,
+            Strategy::Columns | Strategy::Whole => {
+                bail!("--placed: found a strategy whose servers have no parameters; expected parameter-server")
+            }
         };
         let mode = match (self.updates.is_async, self.updates.staleness) {
             (true, _) => Mode::Async,
@@ -268,31 +331,28 @@ impl Args {
             Merging::Mean => Merge::Mean,
             Merging::Sum => Merge::Sum,
         };
-        let cluster = Cluster { trainers: self.trainers, servers: self.servers };
         let (backup_trainers, late) = (self.updates.backup_trainers, self.updates.late_gradients.into());
-        Ok(ParameterServer { placement, mode, merge, backup_trainers, late }.transpile(&graph, cluster, costs)?)
+        Ok(ParameterServer { placement, mode, merge, backup_trainers, late })
     }
 }
 
 impl Rates {
-    fn model(&self) -> CostModel {
-        let machine = ProcessRates {
-            link_bytes_per_second: self.link_bytes_per_second,
-            message_seconds: self.message_seconds,
-            op_seconds: self.op_seconds,
-            row_seconds: self.row_seconds,
-            flops_per_second: self.flops_per_second,
-            memory_bytes_per_second: self.memory_bytes_per_second,
+    fn model(&self) -> Result<CostModel> {
+        let MachineRates { process, shared_cores, crowding_seconds } = self.measured.read()?;
+        let process = ProcessRates {
+            link_bytes_per_second: self.link_bytes_per_second.unwrap_or(process.link_bytes_per_second),
+            message_seconds: self.message_seconds.unwrap_or(process.message_seconds),
+            op_seconds: self.op_seconds.unwrap_or(process.op_seconds),
+            row_seconds: self.row_seconds.unwrap_or(process.row_seconds),
+            flops_per_second: self.flops_per_second.unwrap_or(process.flops_per_second),
+            memory_bytes_per_second: self.memory_bytes_per_second.unwrap_or(process.memory_bytes_per_second),
         };
-        CostModel {
-            trainer: machine,
-            server: machine,
-            batch: self.batch,
-            chunk_bytes: self.chunk_bytes,
-            shared_cores: self.shared_cores,
-            crowding_seconds: self.crowding_seconds,
-            ..CostModel::default()
-        }
+        let rates = MachineRates {
+            process,
+            shared_cores: self.shared_cores.unwrap_or(shared_cores),
+            crowding_seconds: self.crowding_seconds.unwrap_or(crowding_seconds),
+        };
+        Ok(CostModel { batch: self.batch, chunk_bytes: self.chunk_bytes, ..rates.model() })
     }
 }
 
@@ -306,13 +366,14 @@ fn texts(parts: &[ProgramPart]) -> String {
     texts.collect::<Vec<_>>().join("\n")
 }
 
-/// A line for each part of a server.
-fn ways(parts: &[ServedPart]) -> String {
+/// A line for each part of a server, and for each parameter that is not cut.
+fn ways(parts: &[ServedPart], whole: &[(String, String)]) -> String {
     let line = |ServedPart { server, name, way }: &ServedPart| match way {
         PartWay::Flow(what) => format!("server:{server}  {name}  flow: {what}\n"),
         PartWay::Executor(why) => format!("server:{server}  {name}  executor: {why}\n"),
     };
-    parts.iter().map(line).collect()
+    let whole = whole.iter().map(|(name, why)| format!("{name}  on one server: {why}\n"));
+    parts.iter().map(line).chain(whole).collect()
 }
 
 fn table(estimate: &Estimate) -> String {

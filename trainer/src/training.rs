@@ -12,7 +12,7 @@ use pserver_core::accumulator::LateGradients;
 use pserver_core::config::Mode;
 use pserver_core::error::Failure;
 use pserver_core::prng::{Prng, mix};
-use pserver_program::transpile::{Cluster, Columns, CostModel, ParameterServer, Placement, Transpiler};
+use pserver_program::transpile::{Cluster, Columns, CostModel, MachineRates, ParameterServer, Placement, Transpiler};
 use pserver_program::{
     Elements, Graph, Op, OpRole, ParameterGradient, Program, Purpose, Tensor, VariableFacts, VariableValue,
     append_backward, append_optimizer,
@@ -197,7 +197,7 @@ pub struct Training<'c> {
 }
 
 /// How the program of a training is divided, and how its parameters are shared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainingOptions {
     /// Rows of a step of all trainers.
     pub batch: usize,
@@ -211,6 +211,8 @@ pub struct TrainingOptions {
     pub backup_trainers: u32,
     /// The fate of their gradients.
     pub late: LateGradients,
+    /// The rates by which a placement is estimated.
+    pub rates: MachineRates,
 }
 
 impl<'c> Training<'c> {
@@ -236,9 +238,9 @@ impl<'c> Training<'c> {
     ) -> Result<Self, Failure> {
         let client = client.into();
         let (trainers, servers) = (client.trainers()?, client.servers()?);
-        let TrainingOptions { batch, placement, server_bytes_max, backup_trainers, late, .. } = options;
+        let TrainingOptions { batch, placement, server_bytes_max, backup_trainers, late, rates, .. } = options;
         let batch = (batch as u64 / u64::from(trainers.max(1))).max(1);
-        let costs = CostModel { batch, server_bytes_max, ..CostModel::default() };
+        let costs = CostModel { batch, server_bytes_max, ..rates.model() };
         let mode = options.mode.map_or_else(|| client.mode(), Ok)?;
         let transpiler = ParameterServer { placement, mode, backup_trainers, late, ..ParameterServer::default() };
         let parts = transpiler.transpile(graph, Cluster { trainers, servers }, &costs)?;

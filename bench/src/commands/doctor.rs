@@ -6,11 +6,13 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::{Context, Result};
 use nix::sys::resource::{Resource, getrlimit};
 use pserver_transport::verbs::{DeviceChoice, FabricChoice, VerbsDevice, VerbsDevices};
 use serde_json::json;
 
 use crate::environment::{fabric_settings, memory_bytes};
+use crate::programs::machine_rates;
 use crate::report::{Column, Outcome, Report, plain};
 
 /// The options of `psbench doctor`.
@@ -22,6 +24,10 @@ pub(crate) struct Args {
     /// How long a peer may take to answer, in seconds.
     #[arg(long, default_value_t = 2.0)]
     patience: f64,
+    /// Measures this machine's rates, for some seconds, and writes them to a file for 'pserver transpile --rates' and
+    /// 'pserver train --rates'.
+    #[arg(long, value_name = "FILE")]
+    rates: Option<PathBuf>,
 }
 
 const COLUMNS: &[Column] =
@@ -36,7 +42,7 @@ struct Diagnosis {
     fix: Cow<'static, str>,
 }
 
-pub(crate) fn run(args: &Args) -> Report {
+pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("doctor", json!({ "peers": args.peers }), COLUMNS);
     let mut findings =
         vec![cores(), numa(), memlock(), nofile(), huge_pages(), shared_huge_pages(), clock(), socket_buffers()];
@@ -44,13 +50,18 @@ pub(crate) fn run(args: &Args) -> Report {
     findings.extend(rdma());
     findings.extend(verbs());
     findings.extend(args.peers.iter().map(|peer| reach(peer, args.patience)));
+    if let Some(file) = &args.rates {
+        let rates = machine_rates()?.to_string();
+        fs::write(file, &rates).with_context(|| format!("--rates {}", file.display()))?;
+        findings.push(finding("rates", "ok", rates.trim_end().replace('\n', ", "), ""));
+    }
     for one in findings {
         let result = Outcome::new(&one.name).with("verdict", one.verdict).with("found", one.found);
         let result = result.without_ratio("a finding, which measures nothing");
         // A good finding has no remedy.
         report.push(result.with("fix", if one.verdict == "ok" { "" } else { &*one.fix }));
     }
-    report
+    Ok(report)
 }
 
 fn finding(

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::alternation::BLOCKS_MIN;
 use crate::counters::{self, Carried};
 use crate::job::TransportName;
-use crate::programs::{RandomProgram, StepComparison, StepPlan, machine_costs};
+use crate::programs::{RandomProgram, StepComparison, StepPlan, machine_rates};
 use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::route::Route;
 
@@ -74,9 +74,10 @@ struct MeasuredProgram {
 pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(!args.programs.is_empty() || args.random > 0, "found no program; expected files, or --random above zero");
     ensure!(args.blocks > 0 && args.duration > 0.0, "expected blocks, and a duration above zero");
-    let costs = machine_costs()?;
-    let rates_text = options(&costs);
-    announce(&format!("rates for pserver transpile --costs: {rates_text}"));
+    let rates = machine_rates()?;
+    let rates_text = rates.to_string().trim_end().replace('\n', ", ");
+    announce(&format!("rates of this machine: {rates_text}"));
+    let costs = rates.model();
     let parameters = json!({ "programs": args.programs, "optimizer": args.optimizer, "random": args.random,
         "seed": args.seed, "blocks": args.blocks, "duration_seconds": args.duration, "rates": rates_text });
     let mut report = Report::new("programs", parameters, COLUMNS);
@@ -104,24 +105,6 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     announce(&format!("{held} of {} placements are ordered as estimated", order.len()));
     report.travelled(&Route::of(Carried::of(TransportName::Tcp, &counters::heard()), "127.0.0.1", "auto"));
     Ok(report)
-}
-
-/// The rates as options of `pserver transpile`.
-fn options(costs: &CostModel) -> String {
-    let rates = &costs.trainer;
-    format!(
-        "--link-bytes-per-second {:.3e} --message-seconds {:.3e} --op-seconds {:.3e} --row-seconds {:.3e} \
-         --flops-per-second {:.3e} --memory-bytes-per-second {:.3e} --shared-cores {} \
-         --crowding-seconds {:.3e}",
-        rates.link_bytes_per_second,
-        rates.message_seconds,
-        rates.op_seconds,
-        rates.row_seconds,
-        rates.flops_per_second,
-        rates.memory_bytes_per_second,
-        costs.shared_cores,
-        costs.crowding_seconds,
-    )
 }
 
 impl Args {

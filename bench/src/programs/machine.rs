@@ -12,7 +12,7 @@ use pserver_kernels::cpu::Cpu;
 use pserver_node::Server;
 use pserver_program::cpu::CpuArithmetic;
 use pserver_program::executor::{Executor, ExecutorParts, ProgramLink};
-use pserver_program::transpile::{CostModel, ProcessRates};
+use pserver_program::transpile::{MachineRates, ProcessRates};
 use pserver_program::{Elements, Graph, Program, ProgramPeer, Tensor, VariableValue};
 
 use crate::servers::serve;
@@ -48,12 +48,12 @@ impl ProgramLink for NoLink {
     fn send(&mut self, _: ProgramPeer, _: &str, _: &VariableValue) {}
 }
 
-/// The cost model of a job on this machine alone.
-pub(crate) fn machine_costs() -> Result<CostModel> {
+/// The rates of processes of a job on this machine alone.
+pub(crate) fn machine_rates() -> Result<MachineRates> {
     let shared_cores = std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1));
-    let rates = rates()?;
-    let crowding_seconds = crowding_seconds(shared_cores, rates.message_seconds)?;
-    Ok(CostModel { trainer: rates, server: rates, shared_cores, crowding_seconds, ..CostModel::default() })
+    let process = rates()?;
+    let crowding_seconds = crowding_seconds(shared_cores, process.message_seconds)?;
+    Ok(MachineRates { process, shared_cores, crowding_seconds })
 }
 
 /// The rates of one process.

@@ -45,7 +45,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         servers: args.processes.servers,
         shards: 1,
         trainers: args.processes.trainers,
-        mode: args.training_options().mode.unwrap_or_default(),
+        mode: args.training_options()?.mode.unwrap_or_default(),
         transport: "tcp",
         rdma_device: &DeviceChoice::None,
         optimizer: "",
@@ -116,7 +116,7 @@ fn arguments(args: &Args) -> Vec<OsString> {
             option(name, text.into());
         }
     });
-    args.processes.sharing.words().into_iter().for_each(|(name, value)| option(name, value.into()));
+    args.processes.sharing.words().into_iter().for_each(|(name, value)| option(name, value));
     if let Some(seed) = args.shuffle {
         option("shuffle", seed.to_string().into());
     }

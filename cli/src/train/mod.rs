@@ -11,6 +11,7 @@ mod plan;
 mod record;
 mod worker;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
@@ -19,7 +20,7 @@ use pserver_core::config::Mode;
 use pserver_trainer::TrainingOptions;
 
 use crate::local_servers::CHILDREN_MAX;
-use crate::transpile::{Balance, Late};
+use crate::transpile::{Balance, Late, MeasuredRates};
 
 /// Arguments of `pserver train`.
 #[derive(clap::Args, Clone, Debug)]
@@ -65,7 +66,7 @@ pub struct Args {
 }
 
 /// How trainers share the parameters.
-#[derive(clap::Args, Clone, Copy, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 struct SharingArgs {
     /// The gradients that make an update: those of a step of all trainers (sync), or each by itself (async), with the
     /// fastest trainer a bounded number of steps in front of the slowest (bounded). A running job has a mode, which is
@@ -84,17 +85,21 @@ struct SharingArgs {
     late_gradients: Late,
     #[command(flatten)]
     balance: Balance,
+    #[command(flatten)]
+    measured: MeasuredRates,
 }
 
 impl SharingArgs {
     /// The options of a trainer that is started with the same ones, each with its value.
-    fn words(self) -> Vec<(&'static str, String)> {
-        let Self { mode, staleness, backup_trainers, late_gradients, balance } = self;
-        let mode = mode.and_then(|mode| mode.to_possible_value()).map(|mode| ("mode", mode.get_name().to_owned()));
-        let staleness = staleness.map(|steps| ("staleness", steps.to_string()));
-        let backup = (0 < backup_trainers).then(|| ("backup-trainers", backup_trainers.to_string()));
-        let is_next = (late_gradients == Late::Next).then(|| ("late-gradients", "next".to_owned()));
-        mode.into_iter().chain(staleness).chain(backup).chain(is_next).chain(balance.words()).collect()
+    fn words(&self) -> Vec<(&'static str, OsString)> {
+        let Self { mode, staleness, backup_trainers, late_gradients, balance, measured } = self;
+        let mode = mode.and_then(|mode| mode.to_possible_value()).map(|mode| ("mode", mode.get_name().into()));
+        let staleness = staleness.map(|steps| ("staleness", steps.to_string().into()));
+        let backup = (0 < *backup_trainers).then(|| ("backup-trainers", backup_trainers.to_string().into()));
+        let is_next = (*late_gradients == Late::Next).then(|| ("late-gradients", "next".into()));
+        let rates = measured.rates.as_ref().map(|file| ("rates", file.as_os_str().to_owned()));
+        let all = mode.into_iter().chain(staleness).chain(backup).chain(is_next).chain(rates);
+        all.chain(balance.words()).collect()
     }
 }
 
@@ -107,16 +112,17 @@ enum TrainingMode {
 }
 
 impl Args {
-    fn training_options(&self) -> TrainingOptions {
-        let SharingArgs { mode, staleness, backup_trainers, late_gradients, balance } = self.processes.sharing;
+    fn training_options(&self) -> Result<TrainingOptions> {
+        let SharingArgs { mode, staleness, backup_trainers, late_gradients, ref balance, ref measured } =
+            self.processes.sharing;
         let mode = mode.map(|mode| match mode {
             TrainingMode::Sync => Mode::Sync,
             TrainingMode::Async => Mode::Async,
             TrainingMode::Bounded => Mode::Staleness { bound: staleness.unwrap_or(1) },
         });
-        let (placement, server_bytes_max) = (balance.placement(), balance.memory.unwrap_or(0));
-        let (batch, late) = (self.batch as usize, late_gradients.into());
-        TrainingOptions { batch, mode, placement, server_bytes_max, backup_trainers, late }
+        let (placement, server_bytes_max) = (balance.placement()?, balance.memory.unwrap_or(0));
+        let (batch, late, rates) = (self.batch as usize, late_gradients.into(), measured.read()?);
+        Ok(TrainingOptions { batch, mode, placement, server_bytes_max, backup_trainers, late, rates })
     }
 
     /// Refuses options that contradict each other.
@@ -139,6 +145,10 @@ impl Args {
         ensure!(
             self.processes.sharing.late_gradients == Late::Drop || 0 < self.processes.sharing.backup_trainers,
             "--late-gradients next: found no --backup-trainers, without which no gradient is late; expected 1 or more"
+        );
+        ensure!(
+            !is_columns || self.processes.sharing.balance.placement.is_none(),
+            "--placement: found --strategy columns, whose servers have no parameters; expected parameter-server"
         );
         ensure!(
             !is_columns || has_rounds,

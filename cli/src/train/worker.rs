@@ -93,7 +93,7 @@ pub(super) fn run(args: &Args, address: &str) -> Result<()> {
     let (trainer, trainers) = (client.trainer()?, client.trainers()?);
     let batches = batches(args, &plan, trainer, trainers)?;
     let mut training = match args.processes.strategy {
-        TrainingStrategy::ParameterServer => Training::join_with(&client, &plan.graph, args.training_options())?,
+        TrainingStrategy::ParameterServer => Training::join_with(&client, &plan.graph, args.training_options()?)?,
         TrainingStrategy::Columns => Training::join_columns(&client, &plan.graph, args.batch as usize)?,
     };
     if let Some(values) = args.values.as_ref().filter(|_| training.steps_before() > 0 && !args.processes.reports) {

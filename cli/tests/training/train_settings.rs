@@ -76,6 +76,7 @@ impl TrainScene {
             }
             text
         };
+        place.write("on-1.txt", "w 1\nb 0\n");
         place.write("data.csv", &table(24, 1));
         place.write("other.csv", &table(24, 2));
         place.write("long.csv", &table(32, 1));
@@ -179,6 +180,8 @@ fn settings_beside_resume_do_what_the_page_says() {
                 "--late-gradients",
                 "--balance",
                 "--memory",
+                "--placement",
+                "--rates",
                 "program",
                 "--loss",
                 "--connect",
@@ -229,7 +232,7 @@ fn must_go_on(said: &Said, scene: &TrainScene) {
 /// All on one checkpoint, which then goes on as if nothing had been asked.
 fn resume_refused(scene: &TrainScene) {
     scene.copied();
-    let table: [(Changes<'_>, Words<'_>); 17] = [
+    let table: [(Changes<'_>, Words<'_>); 20] = [
         (&[("--batch", "4")], &["--batch 4: ", "has steps of 8 rows", "expected --batch 8, or a new folder"]),
         (&[("--shuffle", "7")], &["found --shuffle 7: ", "has no --shuffle", "expected the same, or a new folder"]),
         (&[("--data", "long.csv")], &["--data: found 32 rows", "has 24", "expected as many, or a new folder"]),
@@ -243,6 +246,9 @@ fn resume_refused(scene: &TrainScene) {
         (&[("--staleness", "2")], &["--staleness: found another --mode than bounded"]),
         (&[("--balance", "bytes")], &["invalid value 'bytes' for '--balance", "time, memory"]),
         (&[("--memory", "64")], &["server:0 would hold", "expected at most 64 for each"]),
+        (&[("--placement", "on-1.txt")], &["found the server 1 of the parameter \"w\"", "expected one below 1"]),
+        (&[("--rates", "net.program")], &["--rates net.program", "line 1: found \"block 0 {\""]),
+        (&[("--placement", "net.program")], &["--placement net.program", "line 1: found \"block 0 {\""]),
         (
             &[("--backup-trainers", "1")],
             &["found the optimizer `", "backup_trainers: 1", "only a constant learning rate"],
@@ -323,6 +329,8 @@ fn settings_beside_connect_do_what_the_page_says() {
                 "--late-gradients",
                 "--balance",
                 "--memory",
+                "--placement",
+                "--rates",
                 "program",
                 "--checkpoint",
                 "--resume",
@@ -375,7 +383,14 @@ fn another_division() {
     must_succeed(&train(&[]));
     let client = reader(&processes.coordinator());
     assert_eq!(client.sharing().expect("it is initialised").mode, Mode::Async);
+    let placed: String =
+        ["layer1/weight", "layer1/bias", "layer2/weight", "layer2/bias"].map(|name| format!("{name} 1\n")).concat();
+    place.write("placed.txt", &placed);
+    // Servers so slow that each is to have half.
+    place.write("slow.txt", "message_seconds = 0\nop_seconds = 0\nmemory_bytes_per_second = 1e6\n");
     for (more, words) in [
+        (["--placement", "placed.txt"], ["found it on the servers [0] of the job", "expected server 1"]),
+        (["--rates", "slow.txt"], ["found it on the servers [0] of the job", "expected server 1"]),
         (["--memory", "28KiB"], ["found it on the servers [0] of the job", "to which the program's division gives it"]),
         (["--mode", "sync"], ["found mode Sync in the configuration", "expected Async, as the job has"]),
     ] {

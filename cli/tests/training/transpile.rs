@@ -106,6 +106,31 @@ fn the_way_of_each_part_is_explained() {
 }
 
 #[test]
+fn a_placement_is_printed_changed_and_given_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::copy(documents().join("mlp.program"), folder.path().join("net.program")).expect("a file");
+    let run = |optimizer: &str, more: &[&str]| {
+        let all = ["net.program", "--servers", "2", "--optimizer", optimizer];
+        transpile(folder.path(), &[&all[..], more].concat())
+    };
+    let descent = "const_lr { learning_rate: 0.1 }";
+    let printed = run(descent, &["--placed", "--balance", "memory"]).expect("it is printed");
+    assert!(printed.contains("layer1/weight "), "{printed}");
+    let changed: String =
+        printed.lines().map(|line| format!("{} 1\n", line.split(' ').next().expect("a name"))).collect();
+    std::fs::write(folder.path().join("placed.txt"), &changed).expect("a file");
+    assert_eq!(run(descent, &["--placed", "--placement", "placed.txt"]).expect("it is printed"), changed);
+    let explained = run(descent, &["--explain", "--placement", "placed.txt"]).expect("it is explained");
+    assert!(explained.starts_with("server:1  layer1/weight  flow: rounds\n") && !explained.contains("server:0"));
+    let refused = run(descent, &["--placement", "placed.txt", "--balance", "time"]).expect_err("one of them");
+    assert!(refused.contains("cannot be used with"), "{refused}");
+    let refused = run(descent, &["--placement", "no.txt"]).expect_err("there is none");
+    assert!(refused.contains("--placement no.txt"), "{refused}");
+    let explained = run(&format!("{descent} clip_norm: 1"), &["--explain"]).expect("it is explained");
+    assert!(explained.contains("\nlayer1/bias  on one server: block 0, op 27 update is not element-wise\n"));
+}
+
+#[test]
 fn refusals_name_the_file_and_the_place() {
     let folder = tempfile::tempdir().expect("a folder");
     let check = |text: &str, arguments: &[&str], expected: &str| {

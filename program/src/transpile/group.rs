@@ -28,6 +28,8 @@ pub(super) struct OpGroup {
     pub(super) totals: Vec<String>,
     /// Rows of its parameter, when it may be cut between any two of them.
     pub(super) rows: Option<u64>,
+    /// The reason why it stays whole, when it does.
+    pub(super) why_whole: String,
 }
 
 /// All groups, and the owner of each variable.
@@ -167,7 +169,10 @@ impl OpGroup {
             let list = if written.contains(variable.name.as_str()) { &mut self.kept } else { &mut self.read };
             list.push(variable.name.clone());
         }
-        self.rows = self.cut(outline);
+        match self.cut(outline) {
+            Ok(rows) => self.rows = Some(rows),
+            Err(why) => self.why_whole = why,
+        }
     }
 
     /// Refuses a gradient that several trainers cannot send.
@@ -216,39 +221,52 @@ impl OpGroup {
 
     /// The number of its parameter's rows, when every op is element-wise and every initialisation can be done in
     /// pieces.
-    fn cut(&self, outline: &Outline<'_>) -> Option<u64> {
+    fn cut(&self, outline: &Outline<'_>) -> Result<u64, String> {
         let graph = outline.graph();
-        let nodes = || self.ops.iter().map(|place| &graph.scopes()[0].nodes[*place]);
-        if nodes().filter(|node| node.rule.is_some()).count() > 1 {
-            return None;
-        }
-        let mut parameters = self.kept.iter().filter(|name| purpose(graph, name) == Purpose::Parameter);
-        let parameter = parameters.next().filter(|_| parameters.next().is_none())?;
-        let VariableFacts::Dense { shape, .. } = graph.facts(parameter)? else { return None };
-        let Some(Dim::Fixed(rows @ 2..)) = shape.first() else { return None };
-        let is_cut = |node: &Node| {
-            let mut touched = node.inputs.iter().chain(&node.outputs);
-            let whole = |facts: &VariableFacts| is_number(facts) || is_cut_along(facts, shape);
-            match &node.kind {
-                OpKind::Update { .. } => node.rule.as_ref().is_some_and(|rule| rule.rule().is_element_wise()),
-                OpKind::Scale { .. }
-                | OpKind::Cast { .. }
-                | OpKind::Fill { .. }
-                | OpKind::Sum
-                | OpKind::Sqrt
-                | OpKind::Exp
-                | OpKind::Log
-                | OpKind::Tanh
-                | OpKind::Abs
-                | OpKind::Sign
-                | OpKind::Relu
-                | OpKind::Greater => touched.all(|index| whole(&graph.variable(*index).facts)),
-                kind if kind.is_binary_arithmetic() => touched.all(|index| whole(&graph.variable(*index).facts)),
-                _ => false,
-            }
+        let nodes = || self.ops.iter().map(|place| (*place, &graph.scopes()[0].nodes[*place]));
+        let parameters: Vec<&String> =
+            self.kept.iter().filter(|name| purpose(graph, name) == Purpose::Parameter).collect();
+        let [parameter] = parameters[..] else {
+            return Err(format!("its optimizer ops have the parameters {parameters:?} in common"));
         };
-        let begins = |name: &String| begins_from_nothing(outline, name);
-        (nodes().all(is_cut) && self.kept.iter().chain(&self.read).all(begins)).then_some(*rows)
+        if nodes().filter(|(_, node)| node.rule.is_some()).count() > 1 {
+            return Err("it has several updates".to_owned());
+        }
+        let shape = match graph.facts(parameter) {
+            Some(VariableFacts::Dense { shape, .. }) => shape,
+            _ => return Err("it is no tensor".to_owned()),
+        };
+        let Some(Dim::Fixed(rows @ 2..)) = shape.first() else { return Err("it has one row".to_owned()) };
+        if let Some((place, _)) = nodes().find(|(_, node)| !is_element_wise(graph, node, shape)) {
+            return Err(format!("{} is not element-wise", graph.label(0, place)));
+        }
+        match self.kept.iter().chain(&self.read).find(|name| !begins_from_nothing(outline, name)) {
+            None => Ok(*rows),
+            Some(name) => Err(format!("the initial value of {name:?} is computed of other variables")),
+        }
+    }
+}
+
+/// Whether an op computes each element of the parameter's shape from the same elements, and from numbers.
+fn is_element_wise(graph: &Graph, node: &Node, shape: &[Dim]) -> bool {
+    let mut touched = node.inputs.iter().chain(&node.outputs);
+    let whole = |facts: &VariableFacts| is_number(facts) || is_cut_along(facts, shape);
+    match &node.kind {
+        OpKind::Update { .. } => node.rule.as_ref().is_some_and(|rule| rule.rule().is_element_wise()),
+        OpKind::Scale { .. }
+        | OpKind::Cast { .. }
+        | OpKind::Fill { .. }
+        | OpKind::Sum
+        | OpKind::Sqrt
+        | OpKind::Exp
+        | OpKind::Log
+        | OpKind::Tanh
+        | OpKind::Abs
+        | OpKind::Sign
+        | OpKind::Relu
+        | OpKind::Greater => touched.all(|index| whole(&graph.variable(*index).facts)),
+        kind if kind.is_binary_arithmetic() => touched.all(|index| whole(&graph.variable(*index).facts)),
+        _ => false,
     }
 }
 

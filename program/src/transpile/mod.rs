@@ -11,13 +11,15 @@
 //! - [`Columns`]: one layer's weight is cut by columns over the trainers; servers hold queues between them.
 //!
 //! Read in this order: [`ProgramPart`] and [`Transpiler`]; `outline` (an index of the program); `group` (which ops
-//! belong together, and what may be cut); [`CostModel`]; `step_time`; `division`; `step_loads`; `placement`;
-//! `parameter_server`, with `server` and `trainer`; `columns`, with `queues`; `draw`.
+//! belong together, and what may be cut); [`CostModel`], with `rates`; `step_time`; `division`; `step_loads`;
+//! `placement`, with `given_placement`; `parameter_server`, with `server` and `trainer`; `columns`, with `queues`;
+//! `draw`.
 
 mod columns;
 mod cost;
 mod division;
 mod draw;
+mod given_placement;
 mod group;
 mod outline;
 mod parameter_server;
@@ -25,6 +27,7 @@ mod part;
 mod placement;
 mod pulls;
 mod queues;
+mod rates;
 mod server;
 mod step_loads;
 mod step_time;
@@ -42,9 +45,11 @@ use super::graph::Graph;
 pub use columns::{ColumnShares, Columns};
 pub use cost::{CostModel, Estimate, NodeEstimate, ProcessRates, StepWork, estimate};
 pub use draw::{dot, html, svg};
+pub use given_placement::GivenPlacement;
 pub use parameter_server::ParameterServer;
 pub use part::{Cluster, ProgramPart};
 pub use placement::Placement;
+pub use rates::MachineRates;
 
 /// Divides a program into sub-programs that together compute the same.
 pub trait Transpiler {

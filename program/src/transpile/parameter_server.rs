@@ -12,6 +12,7 @@ use pserver_core::limits::{SERVERS_MAX, TRAINERS_MAX};
 use super::Transpiler;
 use super::cost::{CostModel, estimate};
 use super::division::{Division, Portion};
+use super::given_placement::GivenPlacement;
 use super::group::Groups;
 use super::outline::{Outline, ops};
 use super::part::{Cluster, ProgramPart};
@@ -46,7 +47,7 @@ use super::{server, trainer};
 /// assert_eq!(parts.iter().map(|part| part.peers.len()).collect::<Vec<_>>(), [4, 1, 1]);
 /// # Ok::<(), pserver_core::error::Failure>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParameterServer {
     /// How servers share the parameters.
     pub placement: Placement,
@@ -62,6 +63,37 @@ pub struct ParameterServer {
 
 impl Transpiler for ParameterServer {
     fn transpile(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<Vec<ProgramPart>, Failure> {
+        Ok(self.divide(graph, cluster, costs)?.1)
+    }
+}
+
+impl ParameterServer {
+    /// The servers of the parameters as [`transpile`](Transpiler::transpile) places them, to be changed and
+    /// [given](Placement::Given) again.
+    ///
+    /// # Errors
+    /// As [`transpile`](Transpiler::transpile).
+    pub fn placement_of(&self, graph: &Graph, cluster: Cluster, costs: &CostModel) -> Result<GivenPlacement, Failure> {
+        let portions = self.divide(graph, cluster, costs)?.0;
+        Ok(GivenPlacement::of(graph, &Groups::find(&Outline::of(graph))?, &portions))
+    }
+
+    /// The parameters of which each is on one server, with the reason.
+    ///
+    /// # Errors
+    /// When the program has no optimizer part that can be divided.
+    pub fn whole_parameters(graph: &Graph) -> Result<Vec<(String, String)>, Failure> {
+        let groups = Groups::find(&Outline::of(graph))?;
+        let whole = groups.all.iter().filter(|group| group.rows.is_none());
+        Ok(whole.map(|group| (group.name(graph), group.why_whole.clone())).collect())
+    }
+
+    fn divide(
+        &self,
+        graph: &Graph,
+        cluster: Cluster,
+        costs: &CostModel,
+    ) -> Result<(Vec<Vec<Portion>>, Vec<ProgramPart>), Failure> {
         costs.validate()?;
         check(cluster)?;
         let accumulators = self.accumulators(cluster)?;
@@ -80,34 +112,49 @@ impl Transpiler for ParameterServer {
             cluster,
             accumulators,
         };
-        let loads = StepLoads::of(&division, costs)?;
+        if let Placement::Given(given) = &self.placement {
+            let portions = given.portions(graph, &groups, cluster.servers)?;
+            let parts = divide(&division, &portions)?;
+            estimate(&parts, costs).check_held(&parts, costs)?;
+            return Ok((portions, parts));
+        }
+        self.search(&division, costs)
+    }
+
+    /// The best division that is found.
+    fn search(
+        &self,
+        division: &Division<'_>,
+        costs: &CostModel,
+    ) -> Result<(Vec<Vec<Portion>>, Vec<ProgramPart>), Failure> {
+        let servers = division.cluster.servers;
+        let loads = StepLoads::of(division, costs)?;
         // Loads are linear in rows; the estimate rounds, and decides.
         let divided = |portions: &[Vec<Portion>]| {
-            let parts = divide(&division, portions)?;
+            let parts = divide(division, portions)?;
             let estimated = estimate(&parts, costs);
             Ok::<_, Failure>((estimated.check_held(&parts, costs), estimated.step_seconds, parts))
         };
-        let chosen = self.placement.place(&loads, cluster.servers);
+        let mut chosen = self.placement.place(&loads, servers);
         let (mut held, step_seconds, mut parts) = divided(&chosen)?;
         let mut others = Vec::new();
         if self.placement == Placement::Balanced {
-            others.push(Placement::RoundRobin.place(&loads, cluster.servers));
+            others.push(Placement::RoundRobin.place(&loads, servers));
         }
         if held.is_err() && self.placement != Placement::RoundRobin {
             let unlimited = StepLoads { bytes_max: 0.0, ..loads };
-            others.push(Placement::EqualBytes.place(&unlimited, cluster.servers));
+            others.push(Placement::EqualBytes.place(&unlimited, servers));
         }
-        for portions in others.into_iter().filter(|portions| *portions != chosen) {
+        others.retain(|portions| *portions != chosen);
+        for portions in others {
             let (is_held, seconds, others) = divided(&portions)?;
             if is_held.is_ok() && (held.is_err() || seconds < step_seconds) {
-                (held, parts) = (is_held, others);
+                (held, parts, chosen) = (is_held, others, portions);
             }
         }
-        held.map(|()| parts)
+        held.map(|()| (chosen, parts))
     }
-}
 
-impl ParameterServer {
     /// Refuses numbers of several parameters where a parameter has no rounds.
     fn check_totals(&self, graph: &Graph, groups: &Groups<'_>) -> Result<(), Failure> {
         if groups.totals.is_empty() || self.mode == Mode::Sync && self.backup_trainers == 0 {

@@ -2,12 +2,13 @@
 
 use super::cost::{Exchanges, real};
 use super::division::Portion;
+use super::given_placement::GivenPlacement;
 use super::step_loads::{GroupLoad, StepLoads};
 use super::step_time::{ProcessGroup, ProcessSeconds};
 
 /// How servers share the parameters. No server holds more than
 /// [`server_bytes_max`](super::CostModel::server_bytes_max), if a placement without such a server is found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// Minimises the estimated time of a step; parameters are cut where they may be. Never slower than
     /// [`RoundRobin`](Self::RoundRobin), by the estimate.
@@ -23,6 +24,8 @@ pub enum Placement {
     EqualBytes,
     /// Whole parameters in turn, in program order: the baseline for comparisons.
     RoundRobin,
+    /// As it is given.
+    Given(GivenPlacement),
 }
 
 /// Improvements of one start at most; a few per group are usual.
@@ -104,10 +107,10 @@ impl GroupLoad {
 
 impl Placement {
     /// Where the groups go: for each one its portions in the order of their rows, each on a server of its own.
-    pub(super) fn place(self, loads: &StepLoads, servers: u32) -> Vec<Vec<Portion>> {
+    pub(super) fn place(&self, loads: &StepLoads, servers: u32) -> Vec<Vec<Portion>> {
         let in_turn = Assignment::new(loads, servers).in_turn();
         let found = match self {
-            Self::RoundRobin => in_turn,
+            Self::RoundRobin | Self::Given(_) => in_turn,
             Self::Balanced | Self::EqualBytes => {
                 let in_turn_step = in_turn.score.step;
                 let fastest = fastest(loads, servers, in_turn);

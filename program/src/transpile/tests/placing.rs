@@ -148,7 +148,7 @@ fn compare(servers: u32) -> [f64; 3] {
     let graph = unbalanced(1_562_500, 50, 1024);
     let (costs, cluster) = (CostModel::default(), Cluster { trainers: 4, servers });
     let [balanced, in_turn] = [Placement::Balanced, Placement::RoundRobin].map(|placement| {
-        let transpiler = ParameterServer { placement, ..ParameterServer::default() };
+        let transpiler = ParameterServer { placement: placement.clone(), ..ParameterServer::default() };
         let parts = transpiler.transpile(&graph, cluster, &costs).expect("it can be divided");
         let found = estimate(&parts, &costs);
         println!(
