@@ -28,6 +28,10 @@ pub use components::components;
 /// Bounds the units that one arrival makes a program run, for each of its units: a program that runs longer has no op
 /// that waits.
 const RUNS_MAX: u64 = 1000;
+/// Bound of a program's ends at trainers.
+const ENDS_MAX: usize = 64 * 1024;
+/// Bound of what a program may hold beside its kept variables: a checkpoint has it in one record, of less than 4 GiB.
+const STATE_BYTES_MAX: u64 = 2 << 30;
 
 /// An end of a program, and the channel or the variable that it is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +93,8 @@ fn fix_batch(variable: &mut Variable, batch: Option<u64>) -> Result<(), Failure>
 /// The ends of a hosted program in a job of so many trainers, in the order of their declaration.
 ///
 /// # Errors
-/// Names what a server cannot host: rows, data, a batch, halves on channels, and channels between servers.
+/// Names what a server cannot host: rows, data, a batch, halves on channels, channels between servers, and more items
+/// at a time than a checkpoint has room for.
 pub fn program_ends(graph: &Graph, trainers: u32) -> Result<Vec<HostedEnd>, Failure> {
     let mut ends = Vec::new();
     for variable in graph.variables() {
@@ -106,6 +111,11 @@ pub fn program_ends(graph: &Graph, trainers: u32) -> Result<Vec<HostedEnd>, Fail
                 EndKind::Input(_) => node.outputs[0],
                 _ => node.inputs[0],
             };
+            if ends.len() == ENDS_MAX {
+                return Err(Failure::call(format!(
+                    "found more than {ENDS_MAX} ends of its channels at {trainers} trainers; expected fewer"
+                )));
+            }
             if known.insert((channel.clone(), kind)) {
                 ends.push(channel_end(&channel, kind, &graph.variable(value).facts)?);
             }
@@ -116,7 +126,44 @@ pub fn program_ends(graph: &Graph, trainers: u32) -> Result<Vec<HostedEnd>, Fail
         let (name, kind) = (format!("{first}@steps.{trainer}"), EndKind::Steps(TrainerId(trainer)));
         HostedEnd { end: ProgramEnd { name, kind, element_type: ElementType::Int64, shape: Vec::new() }, of: None }
     }));
+    check_state(graph, &ends)?;
     Ok(ends)
+}
+
+/// Refuses a program whose queues, accumulators, values and items may be larger than a checkpoint has room for.
+fn check_state(graph: &Graph, ends: &[HostedEnd]) -> Result<(), Failure> {
+    let bytes = |facts: &VariableFacts| {
+        let (element_type, shape) = facts.fixed_dense()?;
+        shape.iter().try_fold(element_type.bytes(), |bytes, length| bytes.checked_mul(*length))
+    };
+    let of_variable = |one: &Variable| match &one.facts {
+        VariableFacts::Queue { of, capacity } => bytes(of).unwrap_or(0).saturating_mul(*capacity),
+        facts if !one.purpose.is_persistable() => bytes(facts).unwrap_or(0),
+        _ => 0,
+    };
+    let of_node = |node: &Node| match node.kind {
+        OpKind::GradientAccumulator { count, .. } => {
+            bytes(&graph.variable(node.inputs[0]).facts).unwrap_or(0).saturating_mul(count.into())
+        }
+        _ => 0,
+    };
+    // One item has arrived, or is published, and another one waits.
+    let of_end = |one: &HostedEnd| match one.end.kind {
+        EndKind::Kept => 0,
+        _ => {
+            let length = one.end.shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
+            length.unwrap_or(u64::MAX).saturating_mul(2 * one.end.element_type.bytes())
+        }
+    };
+    let all = graph.variables().iter().map(of_variable).chain(nodes(graph).map(of_node)).chain(ends.iter().map(of_end));
+    let most = all.fold(0_u64, u64::saturating_add);
+    if most <= STATE_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Failure::call(format!(
+        "found queues, accumulators, values and items of up to {most} bytes; expected at most {STATE_BYTES_MAX}, which \
+         a checkpoint has room for"
+    )))
 }
 
 /// Refuses a variable that a server cannot host.

@@ -4,14 +4,14 @@
 //! A server's part that flows carry out whole is not looked at further. Of any other part each component is taken
 //! apart, and the first reason why no flow carries it out is kept.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pserver_client::Client;
 use pserver_core::error::Failure;
 use pserver_program::hosted::components;
 use pserver_program::server_stage::with_update;
 use pserver_program::transpile::ProgramPart;
-use pserver_program::{Graph, OpKind, ProgramPeer};
+use pserver_program::{Graph, OpKind, OpRole, ProgramPeer, VariableIndex};
 
 use super::hosted_programs::ServerProgram;
 use super::queues::{ServerQueue, queues_of};
@@ -133,7 +133,6 @@ fn check_explained(graph: &Graph, parameters: &[ServerParameter], queues: &[Serv
     };
     let of_queues = |channel: &str| queues.iter().any(|queue| queue.channel == channel);
     let of_rows = |channel: &String| parameters.iter().any(|one| one.row_channels.contains(channel));
-    let counts: BTreeSet<u32> = nodes(graph).filter_map(|node| accumulated(&node.kind)).collect();
     let mut received = BTreeSet::new();
     for node in nodes(graph) {
         let (op, channel, is_of_flow) = match &node.kind {
@@ -148,7 +147,12 @@ fn check_explained(graph: &Graph, parameters: &[ServerParameter], queues: &[Serv
                     |one: &ServerParameter| one.name == *channel && (one.name == *sent || one.layout.is_some());
                 ("send", channel, parameters.iter().any(is_answer))
             }
-            OpKind::StringAccumulator { count } if !counts.contains(count) => {
+            OpKind::StringAccumulator { count } => {
+                let beside = nodes(graph).filter(|other| other.inputs.get(1) == node.inputs.first());
+                let counts: BTreeSet<u32> = beside.filter_map(|other| accumulated(&other.kind)).collect();
+                if counts.iter().eq([count]) {
+                    continue;
+                }
                 let text =
                     format!("found a string_accumulator of {count} beside gradients of {counts:?}; expected equal");
                 return Err(Failure::call(text));
@@ -159,8 +163,33 @@ fn check_explained(graph: &Graph, parameters: &[ServerParameter], queues: &[Serv
             return Err(Failure::call(format!("found {op} of the channel {channel:?}, which no parameter's flow has")));
         }
     }
+    check_order(graph)?;
     if parameters.is_empty() && queues.is_empty() && nodes(graph).next().is_some() {
         return Err(Failure::call("found no update by a rule, and no queue between trainers"));
+    }
+    Ok(())
+}
+
+/// Refuses a value that a loop sends before its update, and an update outside of a loop: a flow updates whenever there
+/// are gradients, and answers with the new value.
+fn check_order(graph: &Graph) -> Result<(), Failure> {
+    for (number, scope) in graph.scopes().iter().enumerate() {
+        let mut last: BTreeMap<VariableIndex, usize> = BTreeMap::new();
+        for (place, node) in scope.nodes.iter().enumerate().filter(|(_, node)| node.role == OpRole::Optimize) {
+            last.extend(node.outputs.iter().map(|output| (*output, place)));
+        }
+        for (place, node) in scope.nodes.iter().enumerate() {
+            let found = match node.kind {
+                OpKind::Send { .. } if number > 0 && last.get(&node.inputs[0]).is_some_and(|last| place < *last) => {
+                    "a send before the update of what it sends"
+                }
+                OpKind::Recv { .. } | OpKind::GradientAccumulator { .. } if number == 0 => "an op of flow in no loop",
+                OpKind::Update { .. } if number == 0 => "an update in no loop",
+                _ => continue,
+            };
+            let name = node.kind.name();
+            return Err(Failure::call(format!("{name}: found {found}, which no parameter's flow has")));
+        }
     }
     Ok(())
 }

@@ -212,7 +212,11 @@ fn received(
                 let facts = &graph.variable(wanted).facts;
                 sharing = Some(ProgramSharing::of(facts, (count, merge, staleness), trainers)?);
             }
-            OpKind::Cast { .. } => {}
+            // A half is added in the parameter's type.
+            OpKind::Cast { .. } if sharing.is_some() && is_widened_half(graph, writer, writers, merged) => {}
+            OpKind::Cast { .. } => {
+                return Err("found a cast of other than a received half to the parameter's type".to_owned());
+            }
             ref other => {
                 let name = other.name();
                 return Err(format!("found {name} between recv and update; expected one accumulator only"));
@@ -220,6 +224,24 @@ fn received(
         }
         wanted = writer.inputs[0];
     }
+}
+
+/// Whether a cast makes of a half, as it was received, what is merged.
+fn is_widened_half(
+    graph: &Graph,
+    cast: &Node,
+    writers: &BTreeMap<VariableIndex, &Node>,
+    merged: VariableIndex,
+) -> bool {
+    let element_type = |variable: VariableIndex| match graph.variable(variable).facts {
+        VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
+            Some(element_type)
+        }
+        VariableFacts::Queue { .. } | VariableFacts::Strings => None,
+    };
+    let is_received = writers.get(&cast.inputs[0]).is_some_and(|one| matches!(one.kind, OpKind::Recv { .. }));
+    let is_half = element_type(cast.inputs[0]).is_some_and(|found| !found.is_parameter_type());
+    is_received && is_half && element_type(cast.outputs[0]) == element_type(merged)
 }
 
 /// Element type and dimensions of a dense variable.

@@ -85,7 +85,17 @@ struct StepUnderWay {
 struct UnsentGradients {
     /// By channel.
     gradients: BTreeMap<String, VariableValue>,
-    has_pushed_rows: bool,
+    /// Those that servers have.
+    pushed: PushStage,
+}
+
+/// The gradients of a step that servers have: a push that succeeded is not repeated.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum PushStage {
+    Nothing,
+    Rows,
+    Dense,
+    Totals,
 }
 
 /// Offers to initialise a job from the parts of servers, and initialises it when this trainer is elected. On return the
@@ -186,6 +196,7 @@ impl<'c> Trainer<'c> {
         check_tables(&graph, &parameters)?;
         let executor = Executor::new(Arc::clone(&graph), executor_parts())?;
         let (is_fresh, phase) = (false, StepPhase::Idle);
+        resume(&client, &parameters, &hosted)?;
         Ok(Self { client, executor, parameters, received, values, graph, is_fresh, queues, programs, hosted, phase })
     }
 
@@ -238,17 +249,6 @@ impl<'c> Trainer<'c> {
     /// The programs that servers run on the executor: the server, the name and the reason of each.
     pub fn hosted(&self) -> impl Iterator<Item = (u32, &str, &str)> {
         self.programs.iter().map(|one| (one.server, one.name.as_str(), one.reason.as_str()))
-    }
-
-    /// The steps after which this trainer goes on, where parameters have had so many rounds: the last one may not be
-    /// ended, and is made once more. Servers have all that it sends.
-    pub(super) fn resume(&self, rounds: u64) -> Result<u64, Failure> {
-        let Some(ended) = self.steps_ended() else { return Ok(rounds) };
-        if ended < rounds {
-            let names: Vec<&str> = self.parameters.iter().map(|one| one.name.as_str()).collect();
-            self.client.resume_at(&names, ended)?;
-        }
-        Ok(ended)
     }
 
     /// The parameter of a program that a server hosts.
@@ -376,7 +376,7 @@ impl<'c> Trainer<'c> {
         }
         if matches!(self.phase, StepPhase::UnderWay(_)) {
             let gradients = self.compute()?;
-            self.phase = StepPhase::Unsent(UnsentGradients { gradients, has_pushed_rows: false });
+            self.phase = StepPhase::Unsent(UnsentGradients { gradients, pushed: PushStage::Nothing });
         }
         self.send()?;
         self.phase = StepPhase::Idle;
@@ -556,12 +556,12 @@ impl<'c> Trainer<'c> {
     /// the repetition of a failed push, and a push that succeeded is not repeated.
     fn send(&mut self) -> Result<(), Failure> {
         let Self { client, parameters, values, hosted, phase, .. } = self;
-        let StepPhase::Unsent(UnsentGradients { gradients, has_pushed_rows }) = phase else { return Ok(()) };
+        let StepPhase::Unsent(UnsentGradients { gradients, pushed }) = phase else { return Ok(()) };
         // First, so that a process that goes on with the step computes it of the same values, unless all is sent.
         hosted.send(client, gradients)?;
-        if !*has_pushed_rows {
+        if *pushed < PushStage::Rows {
             push_rows(client, parameters, gradients)?;
-            *has_pushed_rows = true;
+            *pushed = PushStage::Rows;
         }
         let (mut dense, mut wanted) = (Vec::new(), Vec::new());
         for (one, value) in parameters.iter().zip(values).filter(|(one, _)| one.layout.is_none()) {
@@ -574,13 +574,34 @@ impl<'c> Trainer<'c> {
                 wanted.push(DestinationSlice::new(&one.name, value.bytes_mut()));
             }
         }
-        if !dense.is_empty() {
-            client.push_pull(&dense, None, &mut wanted)?;
-            self.is_fresh = dense.len() == self.parameters.iter().filter(|one| one.layout.is_none()).count();
+        if *pushed < PushStage::Dense {
+            if !dense.is_empty() {
+                client.push_pull(&dense, None, &mut wanted)?;
+                self.is_fresh = dense.len() == parameters.iter().filter(|one| one.layout.is_none()).count();
+            }
+            *pushed = PushStage::Dense;
         }
-        push_totals(&self.client, &self.parameters, gradients)?;
-        self.hosted.end_step(&self.client)
+        if *pushed < PushStage::Totals {
+            push_totals(client, parameters, gradients)?;
+            *pushed = PushStage::Totals;
+        }
+        hosted.end_step(client)
     }
+}
+
+/// Goes on with the gradients of the step after those that an earlier process of this rank has ended. That one may have
+/// pushed gradients of one step more, and servers count no repetition; or a table's of the last, whose round is open.
+fn resume(client: &Client, parameters: &[ServerParameter], hosted: &HostedEnds) -> Result<(), Failure> {
+    let Some(ended) = hosted.ended() else { return Ok(()) };
+    if parameters.is_empty() || client.mode()? != Mode::Sync {
+        return Ok(());
+    }
+    // A trainer that has left, and comes again, has no part in the rounds between.
+    if client.resume_rounds()? <= ended + 1 {
+        let names: Vec<&str> = parameters.iter().map(|one| one.name.as_str()).collect();
+        client.resume_at(&names, ended)?;
+    }
+    Ok(())
 }
 
 /// Pushes the gradients of all tables in one call.

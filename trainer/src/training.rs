@@ -248,7 +248,7 @@ impl<'c> Training<'c> {
         // In other modes a gradient counts by itself, and the job has no steps.
         let rounds = if mode == Mode::Sync { client.resume_rounds()? } else { 0 };
         let trainer = Trainer::new(client, &parts)?;
-        let steps_before = trainer.resume(rounds)?;
+        let steps_before = trainer.steps_ended().unwrap_or(rounds);
         Self::new(trainer, graph, steps_before)
     }
 

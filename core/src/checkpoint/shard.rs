@@ -138,7 +138,10 @@ impl ShardCheckpoint {
         if part.end < chunk.bytes() {
             return Ok(());
         }
-        let marks_bytes = u32::try_from(chunk.marks.len()).expect("marks are far below 4 GiB");
+        let found = chunk.marks.len();
+        let marks_bytes = u32::try_from(found).map_err(|_| {
+            Failure::Node(format!("found {found} bytes beside the value of {:?}; expected fewer than 2^32", chunk.id))
+        })?;
         self.table.extend_from_slice(&chunk.id.parameter.0.to_le_bytes());
         self.table.extend_from_slice(&marks_bytes.to_le_bytes());
         self.table.extend_from_slice(&chunk.id.chunk.0.to_le_bytes());

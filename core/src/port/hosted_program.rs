@@ -67,6 +67,9 @@ pub trait HostedProgram: Send {
     /// No round waits for this trainer any more.
     fn forget_sender(&mut self, trainer: TrainerId);
 
+    /// Rounds wait for this trainer again.
+    fn await_sender(&mut self, trainer: TrainerId);
+
     /// A new run of the job begins: rounds wait for every trainer.
     fn await_all(&mut self);
 

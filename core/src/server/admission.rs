@@ -193,7 +193,10 @@ impl Serving {
                 sender => self.check_sender(sender, slot_index, &frame.head)?,
             }
             if self.programs.of(slot_index).is_some() {
-                self.programs.check_running(slot_index)?;
+                // A replay has what arrived before the program stopped.
+                if origin == Origin::Live {
+                    self.programs.check_running(slot_index)?;
+                }
                 self.check_number("an item", slot_index, message, entry)?;
             }
             self.check_rows_request(slot_index, &frame.head)?;

@@ -9,6 +9,7 @@ use super::context::{Context, Origin};
 use super::group::{GroupIndex, SlotIndex};
 use super::presence::TrainerLife;
 use super::reply::Refusal;
+use super::saved_program::Arrival;
 use super::serving::Serving;
 use crate::accumulator::AccumulatorPace;
 use crate::ids::{TrainerId, Version};
@@ -24,7 +25,7 @@ impl Serving {
         }
         self.forget_gathered(cx.origin, head.trainer);
         self.withdraw_unfinished(cx, head.trainer, |_| true);
-        self.leave_programs(cx, head.trainer);
+        self.tell_programs(cx, Arrival::Leave(head.trainer));
         // Gradients that waited for the departed trainer may enter now.
         self.run_all(cx, self.table.chunks.slot_indices());
         cx.replies.done_whole(cx.peer, head);
@@ -38,10 +39,11 @@ impl Serving {
     }
 
     /// Makes a departed trainer active again, at its first push.
-    pub(super) fn rejoin(&mut self, origin: Origin, head: &Head) {
+    pub(super) fn rejoin(&mut self, cx: &mut Context<'_>, head: &Head) {
         if !self.is_rejoin(head) {
             return;
         }
+        let origin = cx.origin;
         let was_awaited = self.is_active(head.trainer);
         self.participants.join(head.trainer);
         self.stalls.note_admitted(head.trainer);
@@ -57,6 +59,7 @@ impl Serving {
                 heard.clock = heard.clock.max(others.unwrap_or(0));
             }
         }
+        self.tell_programs(cx, Arrival::Join(head.trainer));
     }
 
     /// Withdraws a trainer's partial pushes to groups of chunks, of those calls that it will not finish.

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 
 use super::context::Context;
+use super::contribution::Contribution;
 use super::group::{SlotIndex, SlotIndices};
 use super::reply::Refusal;
 use super::saved_program::Arrival;
 use super::serving::Serving;
 use super::stalls::StallReason;
-use crate::ids::TrainerId;
 
 impl Serving {
     /// Runs new programs for the first time, and publishes what they send before the first input.
@@ -27,14 +27,14 @@ impl Serving {
         }
     }
 
-    /// A trainer leaves every program.
-    pub(super) fn leave_programs(&mut self, cx: &mut Context<'_>, trainer: TrainerId) {
+    /// A trainer leaves every program, or joins every one again.
+    pub(super) fn tell_programs(&mut self, cx: &mut Context<'_>, arrival: Arrival) {
         for number in 0..self.programs.all.len() {
             let program = &mut self.programs.all[number];
             if cx.is_before_restored(&self.table.chunks[program.slot]) {
                 continue;
             }
-            program.arrivals.push_back(Arrival::Leave(trainer));
+            program.arrivals.push_back(arrival);
             self.run_program(cx, number);
         }
     }
@@ -95,11 +95,7 @@ impl Serving {
             let end = match program.arrivals[at] {
                 Arrival::Item(end) => end,
                 arrival => {
-                    match arrival {
-                        Arrival::Leave(trainer) => program.program.forget_sender(trainer),
-                        _ => program.program.await_all(),
-                    }
-                    program.arrivals.remove(at);
+                    program.take_membership(at, arrival);
                     return true;
                 }
             };
@@ -142,18 +138,25 @@ impl Serving {
         awakened
     }
 
-    /// Ends the waits for values of a program that has stopped.
+    /// Ends the waits of calls for a program that has stopped: for its values, and for room for their items.
     fn refuse_waiters(&mut self, cx: &mut Context<'_>, number: usize) {
         let program = &self.programs.all[number];
-        let text = program.failed.clone().unwrap_or_default();
+        let refusal = Refusal::invalid(program.failed.as_deref().unwrap_or_default());
         let slots: SlotIndices = program.slots.iter().flat_map(|slots| slots.iter().copied()).collect();
         for slot_index in slots {
+            let sender = self.table.held(self.table.chunks[slot_index].id).declaration.sender;
             let chunk = &mut self.table.chunks[slot_index];
             let ended = chunk.waiters.take_beyond(chunk.version, usize::MAX);
             self.waits.note_taken(&ended);
-            self.waits.note(slot_index, &mut self.table.chunks[slot_index]);
+            let ahead = sender.and_then(|sender| chunk.round.take_ahead(sender)).filter(|one| one.since.is_some());
+            self.waits.note(slot_index, chunk);
             for waiter in ended {
-                cx.replies.error(waiter.peer, &waiter.head, &Refusal::invalid(text.as_str()));
+                cx.replies.error(waiter.peer, &waiter.head, &refusal);
+            }
+            if let Some(Contribution { sending, .. }) = ahead
+                && let Some(peer) = sending.peer
+            {
+                cx.replies.error(peer, &sending.head, &refusal);
             }
         }
     }

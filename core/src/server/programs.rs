@@ -118,6 +118,14 @@ impl Programs {
         }
     }
 
+    /// Forgets items of a checkpoint that no journal has carried over: nothing waits behind them.
+    pub(super) fn forget_lost(&mut self, table: &ChunkTable) {
+        for ShardProgram { arrivals, slots, .. } in &mut self.all {
+            let is_here = |end: usize| slots[end].iter().all(|slot_index| table.chunks[*slot_index].decided > 0);
+            arrivals.retain(|one| !matches!(one, Arrival::Item(end) if !is_here(*end)));
+        }
+    }
+
     /// A new run begins in every program that is not restored from a later state.
     pub(super) fn note_run(&mut self, is_before_restored: impl Fn(SlotIndex) -> bool) {
         for program in self.all.iter_mut().filter(|program| !is_before_restored(program.slot)) {
@@ -142,7 +150,7 @@ impl Programs {
         let ShardProgram { program, slots, arrivals, .. } = &self.all[program];
         let arrived = arrivals.iter().filter_map(|arrival| match arrival {
             Arrival::Item(end) => Some(*end),
-            Arrival::Leave(_) | Arrival::Run => None,
+            Arrival::Leave(_) | Arrival::Join(_) | Arrival::Run => None,
         });
         let arrived: Vec<usize> = arrived.collect();
         let ends = program.ends().iter().enumerate();
@@ -167,6 +175,7 @@ impl ShardProgram {
         let held = &table.parameters[&index];
         let name = held.name().to_owned();
         let refused = |why: String| Failure::call(format!("the hosted program {name:?}: {why}"));
+        check_whole(table, held).map_err(&refused)?;
         let value = whole_value(table, &held.chunks);
         let program = enclosed_program(&value).and_then(|program| load(program, job.trainers));
         let mut program = program.map_err(|failure| refused(failure.to_string()))?;
@@ -176,6 +185,7 @@ impl ShardProgram {
             let part = table.parameters.get(&at).filter(|part| is_end(part, end));
             let part =
                 part.ok_or_else(|| refused(format!("parameter {at} is not its {:?} {:?}", end.kind, end.name)))?;
+            check_whole(table, part).map_err(&refused)?;
             slots.push(Arc::from(part.chunks.as_slice()));
         }
         for (end, slots) in slots.iter().enumerate() {
@@ -210,12 +220,28 @@ impl ShardProgram {
         let sender = |end: usize| self.program.ends()[end].kind.sender();
         let mut earlier = self.arrivals.iter().take(at);
         match self.arrivals[at] {
-            Arrival::Item(_) => true,
+            Arrival::Item(_) | Arrival::Run => true,
             // A trainer leaves behind its last item.
             Arrival::Leave(trainer) => {
                 earlier.all(|one| !matches!(one, Arrival::Item(end) if sender(*end) == Some(trainer)))
             }
-            Arrival::Run => earlier.next().is_none(),
+            Arrival::Join(trainer) => !earlier.any(|one| *one == Arrival::Leave(trainer)),
+        }
+    }
+
+    /// Takes in that a trainer leaves or joins, or that a run begins, which all trainers are of: those that were about
+    /// to leave the earlier one, too.
+    pub(super) fn take_membership(&mut self, at: usize, arrival: Arrival) {
+        self.arrivals.remove(at);
+        match arrival {
+            Arrival::Leave(trainer) => self.program.forget_sender(trainer),
+            Arrival::Join(trainer) => self.program.await_sender(trainer),
+            Arrival::Run => {
+                let mut place = 0..;
+                self.arrivals.retain(|one| place.next() >= Some(at) || matches!(one, Arrival::Item(_)));
+                self.program.await_all();
+            }
+            Arrival::Item(_) => unreachable!("an item is delivered"),
         }
     }
 }
@@ -226,6 +252,16 @@ fn is_end(part: &ShardParameter, end: &ProgramEnd) -> bool {
     declared.hosted == Some(Hosted::Part)
         && (declared.element_type, declared.sender) == (end.element_type, end.kind.sender())
         && declared.elements() == end.shape.iter().product::<u64>()
+}
+
+/// Refuses a parameter of which this shard lacks a chunk.
+fn check_whole(table: &ChunkTable, part: &ShardParameter) -> Result<(), String> {
+    let found: u64 = part.chunks.iter().map(|slot_index| u64::from(table.chunks[*slot_index].bytes)).sum();
+    let (name, expected) = (part.name(), part.declaration.bytes);
+    if found == expected && found > 0 {
+        return Ok(());
+    }
+    Err(format!("found {found} bytes of \"{name}\" on this shard; expected all {expected}"))
 }
 
 /// The value of a dense parameter that is whole on this shard.

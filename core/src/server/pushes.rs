@@ -35,7 +35,7 @@ impl Serving {
         let (nanos, peer, head) = (cx.nanos, cx.peer, frame.head);
         let header = PushHeader { call, rate, settings, is_void, is_pass, is_logged, arrival, nanos, peer, head };
         let sending = self.pushes.share(header, self.job.trainers as usize);
-        self.rejoin(cx.origin, &frame.head);
+        self.rejoin(cx, &frame.head);
         let mut body = body.into_iter();
         for (entry, admitted) in frame.entries.iter().zip(admitted) {
             let lease = (entry.bytes > 0).then(|| body.next().expect("there is a lease for every payload"));

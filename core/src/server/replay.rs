@@ -168,6 +168,7 @@ impl Serving {
     /// Ends replay: every later frame is new to every chunk.
     pub(super) fn replayed(&mut self) {
         self.table.chunks.iter_mut().for_each(|chunk| chunk.restored = None);
+        self.programs.forget_lost(&self.table);
         // A share whose round the journal does not have is computed anew.
         for group in (0..self.table.groups.len()).map(GroupIndex::new) {
             let first = self.table.groups[group.place()].chunks[0];

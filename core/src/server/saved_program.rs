@@ -13,6 +13,8 @@ pub(super) enum Arrival {
     Leave(TrainerId),
     /// A new run of the job begins.
     Run,
+    /// A trainer that has left comes again.
+    Join(TrainerId),
 }
 
 /// A hosted program in a checkpoint.
@@ -41,6 +43,7 @@ enum ArrivalKind {
     Item = 0,
     Leave = 1,
     Run = 2,
+    Join = 3,
 }
 
 impl ArrivalMessage {
@@ -49,6 +52,7 @@ impl ArrivalMessage {
             Arrival::Item(end) => (ArrivalKind::Item, u32::try_from(end).expect("a program has few ends")),
             Arrival::Leave(trainer) => (ArrivalKind::Leave, trainer.0),
             Arrival::Run => (ArrivalKind::Run, 0),
+            Arrival::Join(trainer) => (ArrivalKind::Join, trainer.0),
         };
         Self { kind: kind.into(), number }
     }
@@ -60,6 +64,7 @@ impl Arrival {
             ArrivalKind::Item => Self::Item(message.number as usize),
             ArrivalKind::Leave => Self::Leave(TrainerId(message.number)),
             ArrivalKind::Run => Self::Run,
+            ArrivalKind::Join => Self::Join(TrainerId(message.number)),
         }
     }
 }

@@ -149,6 +149,7 @@ impl HostedProgram for ExecutorProgram {
             EndKind::Kept | EndKind::Output(_) => unreachable!("nothing is sent to it"),
         };
         let sender = ProgramPeer::Trainer(trainer.0);
+        // A trainer that has left stays so: the item was sent before.
         if !is_input {
             self.link.get_mut().end_step(trainer);
         } else if self.executor.get_mut().has_room(&self.channels[end], sender)? {
@@ -157,12 +158,15 @@ impl HostedProgram for ExecutorProgram {
         } else {
             return Ok(false);
         }
-        self.executor.get_mut().join(sender);
         Ok(true)
     }
 
     fn forget_sender(&mut self, trainer: TrainerId) {
         self.executor.get_mut().leave(ProgramPeer::Trainer(trainer.0));
+    }
+
+    fn await_sender(&mut self, trainer: TrainerId) {
+        self.executor.get_mut().join(ProgramPeer::Trainer(trainer.0));
     }
 
     fn await_all(&mut self) {

@@ -136,4 +136,14 @@ fn a_program_that_a_server_cannot_host_is_refused_by_name() {
          communication send(x, channel=\"y\", to=server:1)",
         "channel \"y\": found server:1 as its destination; expected a trainer below 2",
     );
+    refused(
+        "state many: queue(float32[1024, 1024], 1024)",
+        "temporary x: float32[1024, 1024] communication x = recv(channel=\"x\") communication enqueue(many, x)",
+        "found queues, accumulators, values and items of up to 4",
+    );
+    let channels: String = (0..17).map(|at| format!("communication x{at} = recv(channel=\"{at}\")\n")).collect();
+    let declared: String = (0..17).map(|at| format!("temporary x{at}: float32[2]\n")).collect();
+    let text = format!("block 0 {{ communication loop_forever(block=1) }} block 1 in 0 {{ {declared} {channels} }}");
+    let found = program_ends(&graph(&text), 4096).expect_err("there are too many").to_string();
+    assert!(found.contains("found more than 65536 ends of its channels at 4096 trainers"), "{found}");
 }

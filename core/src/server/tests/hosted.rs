@@ -139,14 +139,17 @@ impl HostedProgram for Halving {
                 self.is_written = true;
             }
         }
-        if !self.state.senders.contains(&number) {
-            self.state.senders.push(number);
-        }
         Ok(true)
     }
 
     fn forget_sender(&mut self, trainer: TrainerId) {
         self.state.senders.retain(|other| *other != trainer.0);
+    }
+
+    fn await_sender(&mut self, trainer: TrainerId) {
+        if !self.state.senders.contains(&trainer.0) {
+            self.state.senders.push(trainer.0);
+        }
     }
 
     fn await_all(&mut self) {
@@ -258,6 +261,34 @@ fn a_trainer_leaves_behind_its_last_item() {
          push 1 2 i1=1 i1.1=1 -> 1 done i1@2 i1.1@2
          push 1 3 i1=1 i1.1=1 -> 1 done i1@3 i1.1@3
          show k i1 -> k@5=2.75 & i1@3=0",
+    );
+}
+
+/// A push that waited when its trainer left is taken, and the trainer is not awaited again for it.
+#[test]
+fn an_item_after_the_departure_of_its_trainer_does_not_bring_it_back() {
+    check(
+        plan(),
+        "push 0 1 i0=2 i0.1=2 -> 0 done i0@1 i0.1@1
+         push 0 2 i0=4 i0.1=4 -> 0 done i0@2 i0.1@2
+         push 0 3 i0=8 i0.1=8 ->
+         leave 0 -> 0 done
+         push 1 1 i1=1 i1.1=1 -> *
+         push 1 2 i1=1 i1.1=1 -> *
+         push 1 3 i1=1 i1.1=1 -> *
+         push 1 4 i1=1 i1.1=1 -> *
+         show i1 i0 -> i1@4=0 & i0@3=0",
+    );
+}
+
+#[test]
+fn a_stopped_program_refuses_pushes_that_wait() {
+    check(
+        plan(),
+        "push 0 1 i0=2 i0.1=2 -> *
+         push 0 2 i0=4 i0.1=4 -> *
+         push 0 3 i0=8 i0.1=8 ->
+         push 1 1 i1=666 i1.1=1 -> 1 done i1@1 i1.1@1 & 0 error Invalid: the program \"p\" has stopped: *",
     );
 }
 

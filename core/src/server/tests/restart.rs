@@ -336,9 +336,23 @@ impl Pair {
         assert_eq!(self.peace.contents().len(), self.trouble.contents().len());
         for (peace, trouble) in self.peace.contents().iter().zip(self.trouble.contents()) {
             assert_eq!((peace.0, peace.1), (trouble.0, trouble.1), "the same chunk at the same version");
+            if self.course.hungers > 0 && self.is_of_program(peace.0) {
+                continue;
+            }
             assert_eq!(peace.2, trouble.2, "the value of {:?} at version {}", peace.0, peace.1);
             assert_eq!(peace.3, trouble.3, "the states of {:?} at version {}", peace.0, peace.1);
         }
+    }
+
+    fn is_of_program(&self, id: ChunkId) -> bool {
+        self.peace.plan.parameters[id.parameter.0 as usize].hosted.is_some()
+    }
+
+    /// The values of a hosted program. Where memory is short, items that waited for it and others that waited for room
+    /// may be taken in another order than in peace: then they equal those before the kill.
+    fn of_program(&self) -> Vec<(ChunkId, Version, Vec<u8>)> {
+        let contents = self.trouble.contents().into_iter().filter(|one| self.is_of_program(one.0));
+        contents.map(|(id, version, value, _)| (id, version, value)).collect()
     }
 
     fn act(&mut self, trainer: u32) {
@@ -523,10 +537,12 @@ impl Pair {
     }
 
     fn kill(&mut self) {
+        let mut before = None;
         if self.prng.below(2) == 0 {
             self.settle();
             self.note_answers();
             self.check();
+            before = Some(self.of_program());
         }
         self.restart();
         self.note_answers();
@@ -535,6 +551,7 @@ impl Pair {
         self.note_answers();
         self.trouble.answers.clear();
         self.check();
+        assert!(before.is_none_or(|before| before == self.of_program()), "the values of the program before the kill");
     }
 
     fn restart(&mut self) {
@@ -682,6 +699,39 @@ fn a_partial_gradient_is_kept_or_dropped_after_a_restart_as_before_it() {
     // A partial gradient that is open, and one that was dropped.
     check("push 1 0 g=5 -> 1 done g@1", "g@0=0 & g.1@0=0");
     check("push 1 0 g=5 -> 1 done g@1\n leave 1 -> 1 done", "g@1=-1 & g.1@1=-1");
+}
+
+#[test]
+fn a_hosted_program_that_stopped_before_an_item_is_restored_stopped() {
+    let plan = with_program(Plan::new(Mode::Sync, Merge::Mean, 1));
+    check(
+        &plan,
+        "push 0 1 i0=666 i0.1=1 s0=1 -> *",
+        "pull 0 0 k -> 0 error Invalid: the program \"p\" has stopped: *
+         push 0 2 i0=1 i0.1=1 -> 0 error Invalid: the program \"p\" has stopped: *",
+    );
+}
+
+#[test]
+fn departures_and_returns_of_a_hosted_programs_trainers_are_the_same_after_a_restart() {
+    let plan = with_program(Plan::new(Mode::Sync, Merge::Mean, 2));
+    // Trainer 0 leaves behind an item that waits, and its next process sends another one.
+    let before = "push 0 1 i0=2 i0.1=2 -> *
+         push 0 2 i0=4 i0.1=4 -> *
+         leave 0 -> *
+         reborn 0
+         push 0 1 s0=1 -> *";
+    check(
+        &plan,
+        before,
+        "show k -> k@1=2
+         push 1 1 i1=1 i1.1=1 -> *
+         show k -> k@3=5
+         push 1 2 i1=1 i1.1=1 -> *
+         push 1 3 i1=1 i1.1=1 -> *
+         push 1 4 i1=1 i1.1=1 -> 1 done i1@4 i1.1@4
+         show k i1 -> k@5=2.75 & i1@3=0",
+    );
 }
 
 #[test]
