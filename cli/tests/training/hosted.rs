@@ -267,8 +267,13 @@ fn late_gradients_count_in_the_next_round_each_once() {
                 for step in 0..STEPS {
                     // The last one stands still while the others make half of their steps.
                     match (trainer, step) {
-                        (3, 1) => drop((half.wait(), over.wait())),
-                        (0, step) if step == STEPS / 2 => drop(half.wait()),
+                        (3, 1) => {
+                            half.wait();
+                            over.wait();
+                        }
+                        (0, step) if step == STEPS / 2 => {
+                            half.wait();
+                        }
                         _ => {}
                     }
                     own.feed("x", Tensor::new([4], Elements::Float32(row.clone()))).expect("it fits");
