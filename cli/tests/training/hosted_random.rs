@@ -4,6 +4,7 @@
 //! `PSERVER_PROGRAMS` says how many programs, and `PSERVER_KILLS` how many kills of servers each has.
 
 use std::fmt::Write;
+use std::sync::RwLock;
 use std::time::Duration;
 
 use pserver_client::DestinationSlice;
@@ -277,19 +278,25 @@ fn number_of(small: usize) -> u8 {
 }
 
 /// Trains until all steps are ended: a process whose call fails repeats it, or ends, and another one of its rank goes
-/// on.
-fn train(address: &Address, rank: usize, case: &Case, parts: &[ProgramPart], seed: u64) {
+/// on. None ends where another trainer has left: it would come again alone, and begin a run in which all are awaited.
+fn train((address, rank): (&Address, usize), case: &Case, parts: &[ProgramPart], seed: u64, left: &RwLock<u32>) {
     let mut prng = SeededPrng::new(seed + rank as u64);
+    let mut starts = left.read().expect("no trainer has failed");
     for _ in 0..150 {
         let client = client_with(address, number(rank), SHORT);
         if initialise(&client, parts).is_err() {
             continue;
         }
         let Ok(mut own) = Trainer::new(&client, parts) else { continue };
+        drop(starts);
         loop {
             let ended = own.steps_ended().expect("the servers host programs");
-            if ended == STEPS && client.leave().is_ok() {
-                return;
+            if ended == STEPS {
+                let mut left = left.write().expect("no trainer has failed");
+                *left += 1;
+                if client.leave().is_ok() {
+                    return;
+                }
             }
             let data = (0..case.width).map(|at| x(rank, ended, at)).collect();
             let is_fed = own.feed("x", Tensor::new([case.width as u64], Elements::Float64(data))).is_ok();
@@ -300,7 +307,11 @@ fn train(address: &Address, rank: usize, case: &Case, parts: &[ProgramPart], see
             std::thread::sleep(Duration::from_millis(prng.below(30) as u64));
             let is_made = ended == STEPS || own.step().is_ok();
             if !is_made && !is_fed && prng.below(2) == 0 || prng.below(6) == 0 {
-                break;
+                let now = left.read().expect("no trainer has failed");
+                if *now == 0 {
+                    starts = now;
+                    break;
+                }
             }
         }
     }
@@ -324,10 +335,11 @@ fn check(seed: u64, kills: usize) {
     let job = job.with_checkpoints(folder.path()).with("--journal", "on");
     let mut servers = Processes::start(job);
     let (address, parts) = (servers.coordinator(), case.parts());
+    let left = RwLock::new(0);
     std::thread::scope(|scope| {
         for rank in 0..case.trainers {
-            let (address, case, parts) = (&address, &case, &parts);
-            scope.spawn(move || train(address, rank, case, parts, seed));
+            let (address, case, parts, left) = (&address, &case, &parts, &left);
+            scope.spawn(move || train((address, rank), case, parts, seed, left));
         }
         for _ in 0..kills {
             // tidy: allow sleep: the moment of a kill is random
