@@ -5,9 +5,11 @@
 //! each round, and the fourth never. Late gradients are those of `cli/tests/servers/backup.rs`.
 //! `cargo bench -p pserver-bench --bench backup_trainers`
 
+use std::fmt::Write;
 use std::time::Instant;
 
 use pserver_bench::{is_measured, serve};
+use pserver_client::console::{self, OutputError};
 use pserver_client::{Client, ClientOptions, DestinationSlice, GradientSlice};
 use pserver_core::config::OptimizerSettings;
 use pserver_core::dtype::ElementType::Float32;
@@ -89,7 +91,7 @@ fn median(numbers: &[f64]) -> (f64, f64, f64) {
     (sorted[sorted.len() / 2], sorted[0], sorted[sorted.len() - 1])
 }
 
-fn main() {
+fn main() -> Result<(), OutputError> {
     // The same bytes in both jobs, of which twelve parts are three or four trainers' own.
     let (parts, steps, turns) = if is_measured() { (21_840, 100, 15) } else { (120, 3, 2) };
     let [mut three, mut four] = [StandingJob::new(3, parts * 4), StandingJob::new(4, parts * 3)];
@@ -100,16 +102,17 @@ fn main() {
         }
     }
     let ratios: Vec<f64> = three.rates.iter().zip(&four.rates).map(|(alone, beside)| beside / alone).collect();
-    println!("job rounds_per_second (min max)");
+    let mut text = "job rounds_per_second (min max)\n".to_owned();
     for (name, job) in [("three", &three), ("four_one_stands_still", &four)] {
         let (middle, least, most) = median(&job.rates);
-        println!("{name} {middle:.1} ({least:.1} {most:.1})");
         job.check();
+        writeln!(text, "{name} {middle:.1} ({least:.1} {most:.1})").expect("a string takes everything");
     }
     let (middle, least, most) = median(&ratios);
-    println!("ratio {middle:.3} ({least:.3} {most:.3})");
+    writeln!(text, "ratio {middle:.3} ({least:.3} {most:.3})").expect("a string takes everything");
     for StandingJob { servers, clients, .. } in [three, four] {
         drop(clients);
         servers.into_iter().for_each(|server| server.stop().expect("it stops"));
     }
+    console::print(text)
 }

@@ -65,6 +65,15 @@ impl VariableFacts {
         Self::Dense { element_type, shape: shape.iter().copied().map(Dim::Fixed).collect() }
     }
 
+    /// The type of the elements of a tensor or of rows; none of queues and strings.
+    #[must_use]
+    pub fn element_type(&self) -> Option<ElementType> {
+        match self {
+            Self::Dense { element_type, .. } | Self::SelectedRows { element_type, .. } => Some(*element_type),
+            Self::Queue { .. } | Self::Strings => None,
+        }
+    }
+
     /// Type and dimensions of a dense tensor whose dimensions are all known; none of anything else.
     #[must_use]
     pub fn fixed_dense(&self) -> Option<(ElementType, Vec<u64>)> {

@@ -233,12 +233,7 @@ fn is_widened_half(
     writers: &BTreeMap<VariableIndex, &Node>,
     merged: VariableIndex,
 ) -> bool {
-    let element_type = |variable: VariableIndex| match graph.variable(variable).facts {
-        VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
-            Some(element_type)
-        }
-        VariableFacts::Queue { .. } | VariableFacts::Strings => None,
-    };
+    let element_type = |variable| graph.variable(variable).facts.element_type();
     let is_received = writers.get(&cast.inputs[0]).is_some_and(|one| matches!(one.kind, OpKind::Recv { .. }));
     let is_half = element_type(cast.inputs[0]).is_some_and(|found| !found.is_parameter_type());
     is_received && is_half && element_type(cast.outputs[0]) == element_type(merged)

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use pserver_core::config::{Merge, Mode, OptimizerSettings};
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_program::VariableFacts;
 
@@ -29,12 +30,7 @@ impl ProgramSharing {
         (count, merge, staleness): (u32, Merge, Option<u32>),
         trainers: u32,
     ) -> Result<(Self, u32), String> {
-        let is_float = match piece {
-            VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
-                element_type.is_float()
-            }
-            VariableFacts::Queue { .. } | VariableFacts::Strings => false,
-        };
+        let is_float = piece.element_type().is_some_and(ElementType::is_float);
         let alone = |mode| Self { mode, merge: None, trainers: None };
         match (count, staleness) {
             (count, Some(0)) => {

@@ -85,7 +85,7 @@ struct StepUnderWay {
 struct UnsentGradients {
     /// By channel.
     gradients: BTreeMap<String, VariableValue>,
-    /// Those that servers have.
+    /// The kinds of gradients that servers have.
     pushed: PushStage,
 }
 

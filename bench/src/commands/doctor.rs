@@ -12,7 +12,7 @@ use pserver_transport::verbs::{DeviceChoice, FabricChoice, VerbsDevice, VerbsDev
 use serde_json::json;
 
 use crate::environment::{fabric_settings, memory_bytes};
-use crate::programs::machine_rates;
+use crate::programs::{in_a_line, machine_rates};
 use crate::report::{Column, Outcome, Report, plain};
 
 /// The options of `psbench doctor`.
@@ -51,9 +51,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     findings.extend(verbs());
     findings.extend(args.peers.iter().map(|peer| reach(peer, args.patience)));
     if let Some(file) = &args.rates {
-        let rates = machine_rates()?.to_string();
-        fs::write(file, &rates).with_context(|| format!("--rates {}", file.display()))?;
-        findings.push(finding("rates", "ok", rates.trim_end().replace('\n', ", "), ""));
+        let rates = machine_rates()?;
+        fs::write(file, rates.to_string()).with_context(|| format!("--rates {}", file.display()))?;
+        findings.push(finding("rates", "ok", in_a_line(&rates), ""));
     }
     for one in findings {
         let result = Outcome::new(&one.name).with("verdict", one.verdict).with("found", one.found);

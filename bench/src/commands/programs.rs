@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::alternation::BLOCKS_MIN;
 use crate::counters::{self, Carried};
 use crate::job::TransportName;
-use crate::programs::{RandomProgram, StepComparison, StepPlan, machine_rates};
+use crate::programs::{RandomProgram, StepComparison, StepPlan, in_a_line, machine_rates};
 use crate::report::{Column, Outcome, Report, announce, plain, scaled};
 use crate::route::Route;
 
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     ensure!(!args.programs.is_empty() || args.random > 0, "found no program; expected files, or --random above zero");
     ensure!(args.blocks > 0 && args.duration > 0.0, "expected blocks, and a duration above zero");
     let rates = machine_rates()?;
-    let rates_text = rates.to_string().trim_end().replace('\n', ", ");
+    let rates_text = in_a_line(&rates);
     announce(&format!("rates of this machine: {rates_text}"));
     let costs = rates.model();
     let parameters = json!({ "programs": args.programs, "optimizer": args.optimizer, "random": args.random,

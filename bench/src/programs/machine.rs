@@ -56,6 +56,11 @@ pub(crate) fn machine_rates() -> Result<MachineRates> {
     Ok(MachineRates { process, shared_cores, crowding_seconds })
 }
 
+/// Rates in one line.
+pub(crate) fn in_a_line(rates: &MachineRates) -> String {
+    rates.to_string().trim_end().replace('\n', ", ")
+}
+
 /// The rates of one process.
 fn rates() -> Result<ProcessRates> {
     let square = ["a", "b"].map(|name| (name, vec![SIDE, SIDE]));

@@ -8,6 +8,6 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use machine::machine_rates;
+pub(crate) use machine::{in_a_line, machine_rates};
 pub(crate) use random::RandomProgram;
 pub(crate) use step::{StepComparison, StepPlan};

@@ -19,6 +19,11 @@ use pserver_trainer::{PartWay, Trainer, explain, initialise, trainable};
 const STEPS: u64 = 300;
 const WIDTH: usize = 5000;
 
+fn part(peers: Vec<ProgramPeer>, text: &str) -> ProgramPart {
+    let program: Program = text.parse().expect("it is a program");
+    ProgramPart { peers, graph: Graph::new(program).expect("it checks") }
+}
+
 /// A server that takes gradients in pairs out of a queue, whoever sent them, beside a parameter that a flow carries
 /// out.
 fn pairs() -> Vec<ProgramPart> {
@@ -78,10 +83,6 @@ fn pairs() -> Vec<ProgramPart> {
             communication send(h, channel=\"h\", to=server:0)
         }}"
     );
-    let part = |peers, text: &str| {
-        let program: Program = text.parse().expect("it is a program");
-        ProgramPart { peers, graph: Graph::new(program).expect("it checks") }
-    };
     vec![
         part(vec![ProgramPeer::Trainer(0), ProgramPeer::Trainer(1)], &trainer),
         part(vec![ProgramPeer::Server(0)], &server),
@@ -130,6 +131,14 @@ fn value(own: &Trainer<'_>, name: &str) -> Vec<f32> {
         Elements::Float32(values) => values.clone(),
         _ => panic!("it is of float32"),
     }
+}
+
+/// The value of a parameter on the servers.
+fn pulled(address: &Address, name: &str, elements: usize) -> Vec<f32> {
+    let mut found = vec![0.0_f32; elements];
+    let place = DestinationSlice::new(name, bytemuck::cast_slice_mut(&mut found));
+    reader(address).pull(&mut [place]).expect("it is there");
+    found
 }
 
 #[test]
@@ -219,12 +228,8 @@ fn a_hosted_program_survives_kills_of_servers_and_trainers() {
     assert_eq!(left.load(Ordering::SeqCst), 2);
     servers.kill(0);
     servers.start_again(0);
-    let reader = reader(&address);
     for (name, expected) in [("w", expected(STEPS)), ("v", expected_of_flow(STEPS))] {
-        let mut found = vec![0.0_f32; WIDTH];
-        let place = DestinationSlice::new(name, bytemuck::cast_slice_mut(&mut found));
-        reader.pull(&mut [place]).expect("it is there");
-        assert!(found == expected, "{name} has another value");
+        assert!(pulled(&address, name, WIDTH) == expected, "{name} has another value");
     }
     servers.terminate();
 }
@@ -287,10 +292,7 @@ fn late_gradients_count_in_the_next_round_each_once() {
         servers.start_again(0);
         over.wait();
     });
-    let mut found = vec![0.0_f32; 4];
-    let place = DestinationSlice::new("w", bytemuck::cast_slice_mut(&mut found));
-    reader(address).pull(&mut [place]).expect("it is there");
-    assert_eq!(found, [-(STEPS as f32); 4], "each gradient counts once");
+    assert_eq!(pulled(address, "w", 4), [-(STEPS as f32); 4], "each gradient counts once");
     servers.terminate();
 }
 
@@ -333,11 +335,7 @@ fn looking_up() -> Vec<ProgramPart> {
             communication send(g, channel=\"g\", to=server:0)
             communication send(ids, channel=\"ids\", to=server:0)
         }";
-    let part = |peer, text: &str| {
-        let program: Program = text.parse().expect("it is a program");
-        ProgramPart { peers: vec![peer], graph: Graph::new(program).expect("it checks") }
-    };
-    vec![part(ProgramPeer::Trainer(0), trainer), part(ProgramPeer::Server(0), server)]
+    vec![part(vec![ProgramPeer::Trainer(0)], trainer), part(vec![ProgramPeer::Server(0)], server)]
 }
 
 #[test]

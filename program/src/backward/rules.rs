@@ -128,12 +128,7 @@ impl OpGradient<'_, '_> {
     }
 
     fn element_type(&self, place: usize) -> ElementType {
-        match self.facts(place) {
-            VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
-                *element_type
-            }
-            other => unreachable!("{other} has no elements to differentiate by"),
-        }
+        self.facts(place).element_type().expect("only elements are differentiated by")
     }
 
     /// Adds an output's gradient unchanged to an input's.

@@ -103,12 +103,8 @@ impl<'p, 'g> StageText<'p, 'g> {
         }
         let inputs = op.node.inputs.iter().map(|input| self.value(*input, op));
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-        let element_type = match &self.part.graph.variable(op.node.outputs[0]).facts {
-            VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
-                *element_type
-            }
-            other => return Err(format!("found {other}; expected a tensor")),
-        };
+        let facts = &self.part.graph.variable(op.node.outputs[0]).facts;
+        let element_type = facts.element_type().ok_or_else(|| format!("found {facts}; expected a tensor"))?;
         let output = self.computed(op, &inputs, element_type)?;
         self.assign(op, op.node.outputs[0], output)
     }

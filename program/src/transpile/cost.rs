@@ -33,6 +33,7 @@ use std::collections::BTreeMap;
 use crate::graph::{Graph, Node, VariableIndex};
 use crate::op::{Destination, OpKind, OpRole, ProgramPeer};
 use crate::variable::{Dim, Purpose, Variable, VariableFacts};
+use pserver_core::dtype::ElementType;
 use pserver_core::error::Failure;
 use pserver_core::limits::CHUNK_BYTES_DEFAULT;
 
@@ -634,12 +635,7 @@ impl<'a> Sizes<'a> {
     }
 
     fn element_bytes(&self, index: VariableIndex) -> u64 {
-        match &self.graph.variable(index).facts {
-            VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => {
-                element_type.bytes()
-            }
-            VariableFacts::Queue { .. } | VariableFacts::Strings => 0,
-        }
+        self.graph.variable(index).facts.element_type().map_or(0, ElementType::bytes)
     }
 
     fn bytes(&self, index: VariableIndex) -> u64 {

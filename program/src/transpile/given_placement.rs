@@ -39,9 +39,7 @@ impl FromStr for GivenPlacement {
     type Err = Failure;
 
     fn from_str(text: &str) -> Result<Self, Failure> {
-        let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim()));
-        let told = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let pieces = told.map(|(number, line)| {
+        let pieces = content_lines(text).map(|(number, line)| {
             piece(line).ok_or_else(|| {
                 Failure::call(format!(
                     "line {number}: found {line:?}; expected a parameter, its server and, of a piece, its rows, such \
@@ -51,6 +49,12 @@ impl FromStr for GivenPlacement {
         });
         Ok(Self { pieces: pieces.collect::<Result<_, _>>()? })
     }
+}
+
+/// The lines of a file that have something, without comments, each with its number.
+pub(super) fn content_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim()));
+    lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
 }
 
 fn piece(line: &str) -> Option<GivenPiece> {

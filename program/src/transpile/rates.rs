@@ -12,6 +12,9 @@ use std::str::FromStr;
 use pserver_core::error::Failure;
 
 use super::cost::{CostModel, ProcessRates};
+use super::given_placement::content_lines;
+
+const CORES: &str = "shared_cores";
 
 /// The rates of the machines of a job, all of them alike.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,22 +42,26 @@ impl MachineRates {
         CostModel { trainer: process, server: process, shared_cores, crowding_seconds, ..CostModel::default() }
     }
 
+    /// The rates by name, beside the number of cores.
+    fn by_name(&mut self) -> [(&'static str, &mut f64); 7] {
+        let Self { process, crowding_seconds, .. } = self;
+        [
+            ("link_bytes_per_second", &mut process.link_bytes_per_second),
+            ("message_seconds", &mut process.message_seconds),
+            ("op_seconds", &mut process.op_seconds),
+            ("row_seconds", &mut process.row_seconds),
+            ("flops_per_second", &mut process.flops_per_second),
+            ("memory_bytes_per_second", &mut process.memory_bytes_per_second),
+            ("crowding_seconds", crowding_seconds),
+        ]
+    }
+
     fn set(&mut self, name: &str, value: &str) -> Option<()> {
-        let process = &mut self.process;
-        let rate = match name {
-            "shared_cores" => {
-                self.shared_cores = value.parse().ok()?;
-                return Some(());
-            }
-            "link_bytes_per_second" => &mut process.link_bytes_per_second,
-            "message_seconds" => &mut process.message_seconds,
-            "op_seconds" => &mut process.op_seconds,
-            "row_seconds" => &mut process.row_seconds,
-            "flops_per_second" => &mut process.flops_per_second,
-            "memory_bytes_per_second" => &mut process.memory_bytes_per_second,
-            "crowding_seconds" => &mut self.crowding_seconds,
-            _ => return None,
-        };
+        if name == CORES {
+            self.shared_cores = value.parse().ok()?;
+            return Some(());
+        }
+        let (_, rate) = self.by_name().into_iter().find(|(known, _)| *known == name)?;
         *rate = value.parse().ok()?;
         Some(())
     }
@@ -62,15 +69,11 @@ impl MachineRates {
 
 impl fmt::Display for MachineRates {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { process, shared_cores, crowding_seconds } = self;
-        writeln!(formatter, "link_bytes_per_second = {:.3e}", process.link_bytes_per_second)?;
-        writeln!(formatter, "message_seconds = {:.3e}", process.message_seconds)?;
-        writeln!(formatter, "op_seconds = {:.3e}", process.op_seconds)?;
-        writeln!(formatter, "row_seconds = {:.3e}", process.row_seconds)?;
-        writeln!(formatter, "flops_per_second = {:.3e}", process.flops_per_second)?;
-        writeln!(formatter, "memory_bytes_per_second = {:.3e}", process.memory_bytes_per_second)?;
-        writeln!(formatter, "shared_cores = {shared_cores}")?;
-        writeln!(formatter, "crowding_seconds = {crowding_seconds:.3e}")
+        let mut own = *self;
+        for (name, rate) in own.by_name() {
+            writeln!(formatter, "{name} = {rate:.3e}")?;
+        }
+        writeln!(formatter, "{CORES} = {}", self.shared_cores)
     }
 }
 
@@ -79,11 +82,7 @@ impl FromStr for MachineRates {
 
     fn from_str(text: &str) -> Result<Self, Failure> {
         let mut rates = Self::default();
-        for (number, line) in (1..).zip(text.lines()) {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
+        for (number, line) in content_lines(text) {
             let known = line.split_once('=').and_then(|(name, value)| rates.set(name.trim(), value.trim()));
             known.ok_or_else(|| {
                 Failure::call(format!(

@@ -146,12 +146,7 @@ fn exchange(division: &Division<'_>, piece: &GroupSlice<'_>, names: &TotalNames,
 
 /// The type of a gradient's elements.
 fn element_type(facts: &VariableFacts) -> ElementType {
-    match facts {
-        VariableFacts::Dense { element_type, .. } | VariableFacts::SelectedRows { element_type, .. } => *element_type,
-        VariableFacts::Queue { .. } | VariableFacts::Strings => {
-            unreachable!("an update was checked, and takes no {facts}")
-        }
-    }
+    facts.element_type().expect("an update was checked, and takes tensors and rows")
 }
 
 /// The type in which a half is added: its parameter's.
